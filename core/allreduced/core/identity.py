@@ -1,0 +1,35 @@
+"""Who and what things are: groups, members, operations, incarnations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class GroupKey(NamedTuple):
+    """What users name a group by. Two jobs of one user, or of two users, never share a key."""
+
+    uid: int
+    job: str
+    name: str
+
+
+class OperationKey(NamedTuple):
+    """The ``use``-th operation called ``name`` in a formed group; ``name`` is empty for unnamed calls."""
+
+    group: int
+    name: str
+    use: int
+
+    def label(self) -> str:
+        """Return how logs and errors call the operation."""
+        return f"{self.name!r} (use {self.use})" if self.name else f"unnamed operation {self.use}"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node of a formed group: its agent's name and incarnation, and the ranks it holds, ascending."""
+
+    node: str
+    incarnation: int
+    ranks: tuple[int, ...]

@@ -1,0 +1,53 @@
+"""A schedule: what every member does with every block, as arrays of numbers."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Move(enum.IntEnum):
+    """What one row of a schedule does with its block."""
+
+    SEND = 0
+    """Send the block's current value to ``peer``."""
+    RECV_REDUCE = 1
+    """Receive the peer's value and add it to the own one. Rows of one block in one step form one reduction."""
+    RECV_COPY = 2
+    """Receive the final value from ``peer``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The rows of all members, sorted by (member, block, step, move, peer); every array has one entry a row, int32.
+
+    A member's value of a block begins as the reduction of its local inputs (ranks ascending). It is *final* after the
+    member's last RECV_REDUCE of that block if ``final`` is 1 in that row, or after RECV_COPY, or, for blocks that a
+    member finishes alone, from the start (no RECV rows at all). The order of reduction is: local inputs by rank, then
+    received values by ascending peer, step by step.
+    """
+
+    algorithm: str
+    members: int
+    blocks: int
+    member: npt.NDArray[np.int32]
+    block: npt.NDArray[np.int32]
+    step: npt.NDArray[np.int32]
+    move: npt.NDArray[np.int32]
+    peer: npt.NDArray[np.int32]
+    final: npt.NDArray[np.int32]
+
+
+def block_bounds(count: int, blocks: int) -> tuple[int, ...]:
+    """Return ``blocks + 1`` ascending element offsets that split ``count`` elements; blocks may be empty.
+
+    Boundaries are multiples of 64 elements where every block has at least 64, so that kernels and cache lines of
+    neighbours do not meet; the sizes then differ by less than 128 elements, else by at most 1.
+    """
+    if count >= 64 * blocks:
+        units = count // 64
+        return (*(64 * (units * index // blocks) for index in range(blocks)), count)
+    return tuple(count * index // blocks for index in range(blocks + 1))

@@ -1,0 +1,152 @@
+"""What happens to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from allreduced.core.errors import AllReducedError
+from allreduced.core.identity import GroupKey, Member
+from allreduced.daemon.engine.region import Region
+from allreduced.protocol.peer import Fingerprint, OperationFrame
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStarted:
+    """A group was formed. ``mine`` indexes ``members`` (by lowest rank); ``local``: rank to client of this node."""
+
+    group: int
+    key: GroupKey
+    generation: int
+    tile_bytes: int
+    members: tuple[Member, ...]
+    mine: int
+    local: Mapping[int, int]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return sum(len(member.ranks) for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBroken:
+    """The group can run nothing more: everything in flight and later ends with ``error``."""
+
+    group: int
+    error: AllReducedError
+
+
+@dataclass(frozen=True, slots=True)
+class RanksLeft:
+    """Ranks (local or not) left on purpose: operations that still lack them can never end well."""
+
+    group: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupForgotten:
+    """No client of this node is in the group any more: drop all its state once nothing is outstanding."""
+
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A client calls an operation. Ends with exactly one Deliver or Fail for (client, request).
+
+    Until then ``source`` (None where this rank gives no data) may be read by kernels and links.
+    ``deadline_at`` is on the engine's clock.
+    """
+
+    client: int
+    request: int
+    group: int
+    rank: int
+    name: str
+    fingerprint: Fingerprint
+    source: Region | None
+    deadline_at: float
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """The client's connection ended: its leases are back. Its submits still end with Deliver or Fail."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesReturned:
+    """The client no longer reads these results. Unknown leases are ignored."""
+
+    client: int
+    leases: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameArrived:
+    """A peer agent sent a control frame about an operation."""
+
+    node: str
+    frame: OperationFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Bytes landed in a posted receive."""
+
+    receive: int
+    offset: int
+    nbytes: int
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveCancelled:
+    """The memory of a cancelled receive is safe again."""
+
+    receive: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The memory of a send is no longer read (also after a cancel, also after its link failed)."""
+
+    send: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A kernel job is complete."""
+
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaReady:
+    """A buffer that the engine asked for exists and is mapped."""
+
+    buffer: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaFailed:
+    """A buffer that the engine asked for could not be made."""
+
+    buffer: int
+    error: AllReducedError
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """The time of the last SetTimer has come (or more of it has)."""
+
+
+Event: TypeAlias = (
+    "GroupStarted | GroupBroken | RanksLeft | GroupForgotten | Submitted | ClientGone | LeasesReturned | FrameArrived"
+    " | Received | ReceiveCancelled | Sent | Reduced | ArenaReady | ArenaFailed | TimePassed"
+)

@@ -1,0 +1,60 @@
+"""What the driver needs from the two planes: one for the clients of this node, one for the peer agents.
+
+``local_server`` and ``peers`` implement these; tests of the driver use small fakes. This keeps the driver free of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from allreduced.core.errors import AllReducedError
+from allreduced.daemon.engine.events import GroupStarted
+from allreduced.protocol.peer import Frame
+from allreduced.transports.base import Link
+
+
+class ClientPort(Protocol):
+    """The local plane, as the driver sees it. Calls for a client that is gone do nothing."""
+
+    def admitted(self, client: int, request: int, rank: int, started: GroupStarted) -> None:
+        """Send Joined."""
+
+    def failed(self, client: int, request: int, error: AllReducedError) -> None:
+        """Send RequestFailed (of a join or of an operation)."""
+
+    def delivered(
+        self,
+        client: int,
+        request: int,
+        *,
+        data: memoryview | None,
+        arena: int,
+        offset: int,
+        nbytes: int,
+        lease: int,
+        participants: tuple[int, ...],
+        algorithm: str,
+        elapsed: float,
+    ) -> None:
+        """Send Done.
+
+        ``data``: bytes to copy into the message now; else ``arena >= 0`` names a result arena, whose descriptor the
+        port sends first if this client does not have it; neither: no data.
+        """
+
+    def arena_gone(self, arena: int) -> None:
+        """Tell the clients that have the result arena that it is dropped."""
+
+    def group_ended(self, clients: Sequence[int], group: int, error: AllReducedError) -> None:
+        """Send GroupEnded."""
+
+
+class PeerPort(Protocol):
+    """The peer plane, as the driver sees it."""
+
+    def send_frame(self, node: str, frame: Frame) -> None:
+        """Send a control frame; dropped if there is no link to the node (its PeerDown is on the way)."""
+
+    def link(self, node: str) -> Link | None:
+        """Return the live link to the node, for data."""

@@ -1,0 +1,231 @@
+"""The contract of links between agents. ``inproc`` is its reference; every transport passes ``tests/contract``.
+
+A link has one control flow (ordered, small frames) and one or more data flows. Everything runs on one event loop:
+methods and callbacks are called on its thread, no method blocks, and no callback is called from inside the method
+call that causes it. Data never lands in memory that was not posted for it.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeAlias
+
+from allreduced.core.errors import AllReducedError
+
+
+@dataclass(frozen=True, slots=True)
+class PeerIdentity:
+    """The authenticated other end: its node name and the id of this start of its agent."""
+
+    node: str
+    incarnation: int
+
+
+@dataclass(slots=True)
+class LinkStats:
+    """Counters of one link since it was made; bytes are payload."""
+
+    control_sent: int = 0
+    control_received: int = 0
+    frames_sent: int = 0
+    frames_received: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    frames_unclaimed: int = 0
+    """Data frames for receives that are not posted any more: read and dropped."""
+
+
+class LinkEvents(abc.ABC):
+    """What a link tells its owner. Exceptions raised here are the owner's defect and abort the link."""
+
+    @abc.abstractmethod
+    def control_received(self, link: Link, payload: bytes) -> None:
+        """Take one control frame, exactly as ``send_control`` got it, in order."""
+
+    @abc.abstractmethod
+    def received(self, link: Link, receive: int, offset: int, nbytes: int, tag: int) -> None:
+        """Take note that ``nbytes`` landed at ``offset`` of the posted receive; pieces come in any order, each once."""
+
+    @abc.abstractmethod
+    def receive_cancelled(self, link: Link, receive: int) -> None:
+        """Take back the memory of a cancelled receive: nothing can land in it any more."""
+
+    @abc.abstractmethod
+    def sent(self, link: Link, send: int) -> None:
+        """Take back the memory of a send (complete or cancelled): nothing reads it any more."""
+
+    @abc.abstractmethod
+    def closed(self, link: Link, error: AllReducedError | None) -> None:
+        """Take the last callback of a link; None after an orderly close. All its memory is free."""
+
+
+class Link(abc.ABC):
+    """An authenticated connection between two agents.
+
+    After ``abort`` or a failure, ``receive_cancelled`` and ``sent`` come for everything outstanding, then ``closed``,
+    once. Calls after that do nothing.
+    """
+
+    peer: PeerIdentity
+    initiator: bool
+    """True where this end dialled."""
+    remote_address: str
+    """Address of the other end as seen here, ``scheme://host:port``."""
+    local_address: str
+    stats: LinkStats
+    last_received: float
+    """Loop time at which any byte last came in, on any flow."""
+
+    @abc.abstractmethod
+    def send_control(self, payload: bytes) -> None:
+        """Queue one control frame (up to ``MAX_CONTROL`` bytes). Control frames never wait behind data.
+
+        :raises ValueError: the payload is too long.
+        """
+
+    @abc.abstractmethod
+    def post_receive(self, receive: int, buffer: memoryview) -> bytes:
+        """Open writable ``buffer`` for data of this peer and return the token that the peer must send with.
+
+        ``receive`` is the caller's number, unique per link while posted. The posting stays until every byte of the
+        buffer was received once (it is then over without a further callback), or until it is cancelled.
+        """
+
+    @abc.abstractmethod
+    def cancel_receive(self, receive: int) -> None:
+        """Close a posted receive. ``receive_cancelled`` follows, once nothing can land in the memory any more.
+
+        Does nothing (no callback) for a receive that is not posted.
+        """
+
+    @abc.abstractmethod
+    def send(
+        self, send: int, token: bytes, offset: int, buffer: memoryview, *, tag: int = 0, priority: int = 0
+    ) -> None:
+        """Send ``buffer`` to ``offset`` (bytes) of the peer's posted receive that ``token`` names.
+
+        It is cut into frames of at most ``max_frame`` bytes; data flows take the next frame when they are free:
+        higher priority first, sends of one priority in turns. The memory belongs to the link until ``sent``.
+        ``tag``: unsigned 64 bits, carried in every frame's header for the receiver's checks.
+        """
+
+    @abc.abstractmethod
+    def cancel_send(self, send: int) -> None:
+        """Stop a send; ``sent`` follows as soon as nothing reads the memory.
+
+        Frames begun are completed with their true bytes (from a private copy), frames not begun are never sent.
+        Does nothing for an unknown send.
+        """
+
+    @abc.abstractmethod
+    def abort(self, error: AllReducedError) -> None:
+        """End the link at once, whatever the peer does. ``closed`` follows with ``error``."""
+
+    @abc.abstractmethod
+    async def close(self, timeout: float) -> None:
+        """Send everything queued, close in order, return when the peer has everything; abort after ``timeout`` s."""
+
+
+MAX_CONTROL = 1 << 20
+"""Bytes of one control frame at most."""
+
+LinkAccepted: TypeAlias = "Callable[[Link], LinkEvents]"
+"""Called with each new authenticated incoming link; returns who gets its events. May raise to refuse it (aborted)."""
+
+
+class Handshake(Protocol):
+    """One side of the authentication of one flow, sans-IO. Transports run it before anything else on a connection."""
+
+    def start(self) -> bytes:
+        """Return the first bytes to send (empty for the side that listens first)."""
+
+    def receive(self, data: bytes) -> bytes:
+        """Take bytes in pieces of any size and return what to send, maybe nothing.
+
+        :raises AuthenticationError: the other side does not have the secret.
+        :raises ProtocolError: the bytes are not a handshake; nothing should be answered.
+        """
+
+    @property
+    def finished(self) -> bool:
+        """True when both sides are satisfied; then the properties below hold."""
+
+    @property
+    def peer(self) -> PeerIdentity:
+        """Who the other side proved to be."""
+
+    @property
+    def session(self) -> bytes:
+        """16 bytes that name the link; all its flows share them."""
+
+    @property
+    def flow(self) -> int:
+        """0 for the control flow, 1 … flows for data flows."""
+
+    @property
+    def flows(self) -> int:
+        """How many data flows the link has."""
+
+    @property
+    def trailing(self) -> bytes:
+        """Bytes received behind the handshake; they belong to the flow."""
+
+
+class Authenticator(Protocol):
+    """Makes the handshakes of one agent; holds its identity and its secret."""
+
+    def dial(self, session: bytes, flow: int, flows: int) -> Handshake:
+        """Return the initiator's side for one flow of a link.
+
+        ``session`` is empty for the control flow (flow 0), whose finished handshake then tells the session.
+        """
+
+    def answer(self) -> Handshake:
+        """Return the listener's side for one incoming connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """What links of one agent are made with. Times in seconds, sizes in bytes."""
+
+    authenticator: Authenticator
+    flows: int = 2
+    max_frame: int = 1 << 20
+    connect_timeout: float = 5.0
+    handshake_timeout: float = 5.0
+    max_pending_handshakes: int = 64
+
+
+class Listener(abc.ABC):
+    """An open listening address."""
+
+    address: str
+    """Where it really listens, with the port that the system chose where 0 was asked for."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Stop accepting and drop unfinished handshakes; links made from it live on."""
+
+
+class Transport(abc.ABC):
+    """One way to connect agents, found by its scheme."""
+
+    scheme: ClassVar[str]
+
+    @abc.abstractmethod
+    async def listen(self, address: str, accepted: LinkAccepted, options: LinkOptions) -> Listener:
+        """Listen at ``scheme://host:port``.
+
+        :raises ConfigError: the address is malformed, in use, or not of this machine; the message says which.
+        """
+
+    @abc.abstractmethod
+    async def connect(self, address: str, events: LinkEvents, options: LinkOptions) -> Link:
+        """Dial, authenticate, open all flows.
+
+        :raises AgentUnavailable: nobody answers (its ``__cause__`` tells refused from silent) within the timeout.
+        :raises AuthenticationError: the other side has another secret.
+        :raises ProtocolError: the other side is no agent of a known version.
+        """
