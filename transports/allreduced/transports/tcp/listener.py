@@ -163,7 +163,13 @@ class TcpListener(Listener):
         try:
             events = self._accepted(link)
         except Exception as error:  # whatever it raises refuses the link
-            _log.warning("event=link_refused node=%s from=%s error=%s", link.peer.node, source, error)
+            _log.warning(
+                "event=link_refused node=%s from=%s error=%s",
+                link.peer.node,
+                source,
+                error,
+                exc_info=not isinstance(error, AllReducedError),
+            )
             link.broken("it was refused here")
         else:
             link.start(events)
