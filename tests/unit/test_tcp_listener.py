@@ -99,7 +99,7 @@ async def test_the_oldest_unfinished_handshakes_make_room(caplog: pytest.LogCapt
 
 async def test_data_flows_that_never_come(caplog: pytest.LogCaptureFixture) -> None:
     a = SecretAuthenticator("a", 1, SECRET)
-    async with listening(handshake_timeout=0.2) as (listener, queue):
+    async with listening(handshake_timeout=0.5) as (listener, queue):
         handshake = a.dial(b"", 0, 2)
         control = await open_flow(listener.address, handshake)
         data = await open_flow(listener.address, a.dial(handshake.session, 1, 2))
@@ -111,6 +111,19 @@ async def test_data_flows_that_never_come(caplog: pytest.LogCaptureFixture) -> N
         with pytest.raises(ProtocolError, match="not know the link"):
             await _refused(listener.address, a, handshake.session)
         assert queue.empty()
+
+
+async def test_the_oldest_links_without_data_flows_make_room() -> None:
+    async with listening(max_pending_handshakes=2) as (listener, queue):
+        agents = [SecretAuthenticator(f"a{k}", 10 + k, SECRET) for k in range(3)]
+        handshakes = [agent.dial(b"", 0, 1) for agent in agents]
+        sockets = [await open_flow(listener.address, handshake) for handshake in handshakes]
+        assert await read_to_end(sockets[0]) == b""
+        sockets.append(await open_flow(listener.address, agents[2].dial(handshakes[2].session, 1, 1)))
+        link, _ = await queue.get()
+        assert link.peer.node == "a2"
+        for sock in sockets:
+            sock.close()
 
 
 async def _refused(address: str, a: SecretAuthenticator, session: bytes) -> None:
