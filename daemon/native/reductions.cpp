@@ -22,7 +22,6 @@ ALLREDUCED_INLINE void combine(const unsigned char* const* sources, std::size_t 
     const std::size_t n = kSources != 0 ? kSources : source_count;
     typename E::Vector values[kVectors];
     for (std::size_t v = 0; v < kVectors; ++v) values[v] = E::load(sources[0] + offset + v * E::kVectorBytes);
-#pragma GCC unroll 8
     for (std::size_t s = 1; s < n; ++s) {
         const unsigned char* source = sources[s] + offset;
         for (std::size_t v = 0; v < kVectors; ++v) {
@@ -70,16 +69,11 @@ void reduce_sources(const Operands& operands) {
 
 template <class E, template <class> class Op>
 void reduce(const Operands& operands) {
-    switch (operands.source_count) {
-        case 1: return reduce_sources<E, Op<E>, 1>(operands);
-        case 2: return reduce_sources<E, Op<E>, 2>(operands);
-        case 3: return reduce_sources<E, Op<E>, 3>(operands);
-        case 4: return reduce_sources<E, Op<E>, 4>(operands);
-        case 5: return reduce_sources<E, Op<E>, 5>(operands);
-        case 6: return reduce_sources<E, Op<E>, 6>(operands);
-        case 7: return reduce_sources<E, Op<E>, 7>(operands);
-        case 8: return reduce_sources<E, Op<E>, 8>(operands);
-        default: return reduce_sources<E, Op<E>, 0>(operands);
+    // Unrolling for a known number of sources pays for two, and only for data in the nearest cache.
+    if (operands.source_count == 2) {
+        reduce_sources<E, Op<E>, 2>(operands);
+    } else {
+        reduce_sources<E, Op<E>, 0>(operands);
     }
 }
 
