@@ -185,6 +185,16 @@ async def test_the_wildcard_of_ipv6_takes_ipv4_too() -> None:
             await link.close(20)
 
 
+async def test_every_address_of_a_host_name_is_tried() -> None:
+    """``localhost`` is ``::1`` first on most machines, where nobody listens here."""
+    async with listening() as (listener, _):
+        address = f"tcp://localhost:{parse(listener.address)[1]}"
+        link = await TcpTransport().connect(address, Recorder(), _options())
+        assert link.remote_address == listener.address
+        await link.close(20)
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+
 @pytest.mark.parametrize(
     ("address", "says"),
     [
