@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from allreduced.core.limits import U32, Id, Name, Ranks
+
 
 class GroupKey(NamedTuple):
     """What users name a group by. Two jobs of one user, or of two users, never share a key."""
 
-    uid: int
-    job: str
-    name: str
+    uid: U32
+    job: Name
+    name: Name
 
 
 class OperationKey(NamedTuple):
@@ -30,6 +32,6 @@ class OperationKey(NamedTuple):
 class Member:
     """One node of a formed group: its agent's name and incarnation, and the ranks it holds, ascending."""
 
-    node: str
-    incarnation: int
-    ranks: tuple[int, ...]
+    node: Name
+    incarnation: Id
+    ranks: Ranks
