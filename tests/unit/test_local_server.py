@@ -10,7 +10,7 @@ import struct
 from collections.abc import AsyncIterator
 
 import pytest
-from local_plane import GROUP, INCARNATION, NODE, Plane, open_plane, submit
+from tests.support.local_plane import GROUP, INCARNATION, NODE, Plane, open_plane, submit
 
 from allreduced.core.errors import (
     AgentUnavailable,

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from local_plane import GROUP, Plane, open_plane, submit
+from tests.support.local_plane import GROUP, Plane, open_plane, submit
 
 from allreduced.core.errors import (
     AuthenticationError,
