@@ -18,6 +18,7 @@ from allreduced.core.errors import (
     PeerLost,
     RankClaimed,
     RankLost,
+    WireError,
 )
 from allreduced.core.identity import GroupKey, Member
 from allreduced.daemon.engine.events import GroupBroken, GroupForgotten, GroupStarted, RanksLeft
@@ -381,7 +382,7 @@ def test_nonsense_of_peers_is_counted_and_harmless() -> None:
     a = cluster.agents["a"]
     incarnation = a.incarnation
     both = (Member("b", 1, (0,)), Member("a", incarnation, (1,)))
-    error = ("internal", "", "", {})
+    error: WireError = ("internal", "", "", {})
     frames: list[MembershipFrame] = [
         Announce(KEY, 2, 5, 1, 1, 0),
         Announce(KEY, -1, 0, 1, 1, 0),

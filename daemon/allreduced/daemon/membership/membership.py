@@ -435,12 +435,12 @@ class Membership:
         key = instance.form.key
         instance.state = State.RUNNING
         gathering = self._gatherings.get(key) or Gathering(key)
-        members = {node for node, _ in instance.others()}
         for claim in gathering:
             if claim.group == instance.group:
                 gathering.remove(claim)
                 if claim.local:
-                    self._tell_peers(Retract(key, claim.number), but=members)
+                    # Members too: one that gave the proposal up must not wait for claims that run.
+                    self._tell_peers(Retract(key, claim.number))
         started = instance.started()
         self._out.append(TellEngine(started))
         for rank, claim in sorted(instance.local.items()):
@@ -582,8 +582,8 @@ class Membership:
                 return instance.local[rank]
         return None
 
-    def _tell_peers(self, frame: MembershipFrame, but: set[str] | frozenset[str] = frozenset()) -> None:
-        self._out.extend(SendFrame(node, frame) for node in self._peers if node not in but)
+    def _tell_peers(self, frame: MembershipFrame) -> None:
+        self._out.extend(SendFrame(node, frame) for node in self._peers)
 
     def _tell_members(self, instance: Instance, frame: MembershipFrame, but: str = "") -> None:
         for node, incarnation in instance.others():
