@@ -23,7 +23,10 @@ from allreduced.protocol import wire_error
 M = TypeVar("M")
 
 MORE_FIELDS = 64
-"""Items that a later version may add to a message; more is refused."""
+"""Items that a later version may add to a message or record; more is refused."""
+
+MORE_BYTES = 4096
+"""Bytes of text or data that an item added by a later version may have."""
 
 SMALL = 1024
 """Bytes or items below which a body cannot make the decoder allocate much, see :meth:`Codec.unpack`."""
@@ -47,10 +50,10 @@ class Codec(Generic[M]):
             "use_list": False,
             "raw": False,
             "strict_map_key": True,
-            "max_array_len": source.most_items,
-            "max_str_len": source.most_text,
-            "max_bin_len": source.most_bytes,
-            "max_map_len": source.most_pairs,
+            "max_array_len": max(source.most_items, SMALL),
+            "max_str_len": max(source.most_text, MORE_BYTES),
+            "max_bin_len": max(source.most_bytes, MORE_BYTES),
+            "max_map_len": max(source.most_pairs, MORE_FIELDS),
             "max_ext_len": 0,
         }
 
@@ -105,7 +108,7 @@ def _show(value: object) -> str:
         return shown if len(value) <= 40 else f"{shown}… of length {len(value)}"
     if isinstance(value, tuple):
         return f"an array of {len(value)}"
-    return f"a {type(value).__name__}"
+    return "a map" if isinstance(value, dict) else f"a {type(value).__name__}"
 
 
 def _bad(path: str, value: object, wanted: str) -> ProtocolError:
