@@ -267,7 +267,8 @@ class InternalError(AllReducedError):
 
 
 def _tree(root: type[AllReducedError]) -> dict[str, type[AllReducedError]]:
-    found = {root.code: root}
+    # A class without a code of its own shares its parent's, and the code means the parent.
+    found = {root.code: root} if "code" in vars(root) else {}
     for child in root.__subclasses__():
         found.update(_tree(child))
     return found
