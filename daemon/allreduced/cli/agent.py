@@ -1,7 +1,9 @@
 """``allreduced agent``: run this node's agent in the foreground."""
 
 from __future__ import annotations
+
 import argparse
+
 from allreduced.cli.arguments import Subparsers
 
 

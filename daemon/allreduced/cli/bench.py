@@ -72,7 +72,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Measure as a rank where a launcher made this process one, else start a job that does."""
-    sweep = _sweep(arguments)
+    sweep = sweep_of(arguments)
     if _launched():
         return _as_rank(sweep, as_json=arguments.json)
     from allreduced.cli.extras import require
@@ -83,13 +83,17 @@ def execute(arguments: argparse.Namespace) -> int:
     command = [
         *python_module("allreduced.cli.main"),
         "bench",
-        *_options(sweep),
+        *options_of(sweep),
         *(["--json"] if arguments.json else []),
     ]
     return run_job(Job(tuple(command), nodes=arguments.nodes, ranks_per_node=arguments.ranks_per_node, prefix=False))
 
 
-def _sweep(arguments: argparse.Namespace) -> Sweep:
+def sweep_of(arguments: argparse.Namespace) -> Sweep:
+    """Return what the command line asks for.
+
+    :raises ConfigError: that cannot be measured.
+    """
     from allreduced.cli.measure import Sweep
 
     sweep = Sweep(
@@ -111,7 +115,7 @@ def _sweep(arguments: argparse.Namespace) -> Sweep:
     return sweep
 
 
-def _options(sweep: Sweep) -> list[str]:
+def options_of(sweep: Sweep) -> list[str]:
     """Return the options that give ``sweep`` again."""
     return [
         f"--collective={sweep.collective}",

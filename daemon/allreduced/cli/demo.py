@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 The training program is the module allreduced.cli.demo_training: a file to copy from. At the end three things are
-checked: the parameters are the same bits on all ranks; they equal those of a single process over the same batches within
-1e-5; and at least 95 % of the held-out digits are recognized. A check that fails makes the exit status 1.
+checked: the parameters are the same bits on all ranks; they equal those of a single process over the same batches
+within 1e-5; and at least 95 % of the held-out digits are recognized. A check that fails makes the exit status 1.
 """
 
 

@@ -237,7 +237,7 @@ def check(digests: Integers, network: Network, alone: Network, data: Digits) -> 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as one rank of a job; rank 0 reports and checks. Return 1 where a check fails."""
     parser = argparse.ArgumentParser(description="Train a small network on scikit-learn's digits, data-parallel.")
-    parser.add_argument("--epochs", type=int, default=Plan.epochs, help="passes over the data (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=Plan().epochs, help="passes over the data (default: %(default)s)")
     plan = Plan(epochs=parser.parse_args(argv).epochs)
     report = Report()
     data = load_digits(plan.seed)

@@ -69,7 +69,7 @@ class Job:
         """Return the job that :meth:`to_json` was called on."""
         values = json.loads(line)
         for key in ("command", "agent_arguments", "agent_program"):
-            values[key] = tuple(values[key])
+            values[key] = tuple(values.get(key, ()))
         return cls(**values)
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduced.client import Communicator
+if TYPE_CHECKING:
+    from allreduced.client import Communicator
 
 Array: TypeAlias = "NDArray[np.generic]"
 
