@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +73,7 @@ class Measurement:
 def measure(comm: Communicator, sweep: Sweep) -> Iterator[Measurement]:
     """Measure every size on all ranks together; each rank yields the same rows."""
     for count in sweep.counts():
-        values = _input(comm.rank, comm.size, count, sweep)
+        values = input_of(comm.rank, comm.size, count, sweep)
         source = comm.empty(values.shape, sweep.dtype) if sweep.view else values
         source[...] = values
         for _ in range(sweep.warmup):
@@ -86,7 +86,7 @@ def measure(comm: Communicator, sweep: Sweep) -> Iterator[Measurement]:
         seconds = float(comm.all_reduce(np.array([mine]), op="mean")[0])
         wrong = None
         if sweep.check:
-            bad = int(np.count_nonzero(np.asarray(_call(comm, source, sweep)) != _expected(comm.size, count, sweep)))
+            bad = int(np.count_nonzero(np.asarray(_call(comm, source, sweep)) != result_of(comm.size, count, sweep)))
             wrong = int(comm.all_reduce(np.array([bad]), op="sum")[0])
         nbytes = values.nbytes
         algbw = nbytes / seconds
@@ -104,7 +104,7 @@ def _call(comm: Communicator, source: Array, sweep: Sweep) -> Array:
     return comm.all_reduce(source, op=sweep.op, view=sweep.view)
 
 
-def _input(rank: int, size: int, count: int, sweep: Sweep) -> Array:
+def input_of(rank: int, size: int, count: int, sweep: Sweep) -> Array:
     """Return values whose reduction over the ranks is exact in every type: small whole numbers, for prod 1 and 2."""
     positions = np.arange(count, dtype=np.int64)
     if sweep.op == "prod" and sweep.collective == "all_reduce":
@@ -114,12 +114,12 @@ def _input(rank: int, size: int, count: int, sweep: Sweep) -> Array:
     return values.astype(sweep.dtype)
 
 
-def _expected(size: int, count: int, sweep: Sweep) -> Array:
+def result_of(size: int, count: int, sweep: Sweep) -> Array:
+    """Return what every rank must get, exactly."""
     if sweep.collective == "broadcast":
-        return _input(0, size, count, sweep)
-    functions: dict[str, np.ufunc] = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}
-    function: Any = functions.get(sweep.op, np.add)
-    total = _input(0, size, count, sweep)
+        return input_of(0, size, count, sweep)
+    function = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(sweep.op, np.add)
+    total = input_of(0, size, count, sweep)
     for rank in range(1, size):
-        function(total, _input(rank, size, count, sweep), out=total)
+        function(total, input_of(rank, size, count, sweep), out=total)
     return total / np.asarray(size, sweep.dtype) if sweep.op == "mean" else total
