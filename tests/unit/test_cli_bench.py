@@ -72,11 +72,16 @@ def test_busbw_is_defined_as_in_nccl_tests() -> None:
     assert bus_factor("broadcast", 4) == 1.0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
-@pytest.mark.parametrize("op", ["sum", "mean", "prod", "min", "max"])
+DEFINED = [
+    (op, dtype)
+    for op in ("sum", "mean", "prod", "min", "max")
+    for dtype in ("float32", "float64", "int32", "int64")
+    if not (op == "mean" and dtype.startswith("int"))
+]
+
+
+@pytest.mark.parametrize(("op", "dtype"), DEFINED)
 def test_expected_results_are_those_of_numpy(op: str, dtype: str) -> None:
-    if op == "mean" and dtype.startswith("int"):
-        pytest.skip("not defined")
     sweep = replace(SWEEP, op=op, dtype=dtype)
     inputs = np.stack([input_of(rank, 5, 100, sweep) for rank in range(5)])
     expected = getattr(np, op)(inputs, axis=0, **({} if op in ("min", "max") else {"dtype": dtype}))
