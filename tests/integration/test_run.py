@@ -57,7 +57,10 @@ def test_a_wrong_setting_of_the_agents_is_one_clear_error(tmp_path: Path) -> Non
 
 
 def test_agents_and_ranks_end_when_the_command_is_killed() -> None:
-    rank = "import signal\nfrom allreduced.client import connect\ncomm = connect()\nprint('up', flush=True)\nsignal.pause()"
+    rank = (
+        "import signal\nfrom allreduced.client import connect\ncomm = connect()\n"
+        "print('up', flush=True)\nsignal.pause()"
+    )
     with subprocess.Popen(command("--nodes", "2", "--", sys.executable, "-c", rank), stdout=subprocess.PIPE) as front:
         assert front.stdout is not None
         assert {front.stdout.readline() for _ in range(2)} == {b"[0] up\n", b"[1] up\n"}

@@ -58,8 +58,10 @@ def test_it_runs_as_a_module_without_the_packages_of_extras() -> None:
         (
             ModuleNotFoundError("No module named 'sklearn'", name="sklearn"),
             1,
-            "allreduced: error: this command needs the module sklearn, which is not installed\n"
-            "  hint: pip install 'allreduced[demo]'\n",
+            (
+                "allreduced: error: this command needs the module sklearn, which is not installed\n"
+                "  hint: pip install 'allreduced[demo]'\n"
+            ),
         ),
         (KeyboardInterrupt(), 130, ""),
     ],
