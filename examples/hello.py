@@ -1,4 +1,4 @@
-"""The smallest program: run it with `allreduced run --ranks-per-node 4 -- python examples/hello.py`, or with torchrun."""
+"""The smallest program. Run it with `allreduced run --ranks-per-node 4 -- python examples/hello.py`, or torchrun."""
 
 import numpy as np
 
