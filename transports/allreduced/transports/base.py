@@ -13,14 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeAlias
 
 from allreduced.core.errors import AllReducedError
-
-
-@dataclass(frozen=True, slots=True)
-class PeerIdentity:
-    """The authenticated other end: its node name and the id of this start of its agent."""
-
-    node: str
-    incarnation: int
+from allreduced.core.identity import PeerIdentity as PeerIdentity  # also by this name: part of this contract
 
 
 @dataclass(slots=True)
@@ -145,8 +138,12 @@ class Handshake(Protocol):
         """Take bytes in pieces of any size and return what to send, maybe nothing.
 
         :raises AuthenticationError: the other side does not have the secret.
-        :raises ProtocolError: the bytes are not a handshake; nothing should be answered.
+        :raises ProtocolError: the bytes are not a handshake of a common version.
         """
+
+    @property
+    def refusal(self) -> bytes:
+        """What to send before the connection is dropped, after ``receive`` raised. Empty: answer nothing."""
 
     @property
     def finished(self) -> bool:
