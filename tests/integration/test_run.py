@@ -18,7 +18,7 @@ from allreduced.client import connect
 with connect() as comm:
     total = comm.all_reduce(np.arange(3000, dtype="int64") * (comm.rank + 1), op="sum")
     assert total.tolist() == [10 * number for number in range(3000)], total
-    print(f"{comm.rank}/{comm.size} {comm.local_rank}/{comm.local_size} {comm.node} {','.join(comm.nodes)}")
+    print(f"{comm.rank}/{comm.size} {comm.local_rank}/{comm.local_size} {comm.nodes[comm.node]} {','.join(comm.nodes)}")
 """
 
 

@@ -6,9 +6,10 @@ import tomllib
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
+from msgspec import Meta
+
 from allreduced.core import errors
 from allreduced.daemon.settings import Settings
-from msgspec import Meta
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
 

@@ -28,6 +28,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "run",
         help="run a command as the ranks of a job on this machine",
+        usage="%(prog)s [options] -- CMD [ARG ...]",
         description="Start private agents on this machine, and a command as the ranks of a job on them.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -60,7 +61,9 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="SECONDS",
         help="time between SIGTERM and SIGKILL when the job is stopped (default: %(default)g s)",
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="the command of each rank")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="CMD", help="the command of each rank, and its arguments"
+    )
     parser.set_defaults(execute=execute)
 
 
