@@ -78,6 +78,7 @@ class Supervisor:
         self._children: dict[int, _Child] = {}
         self._unready: dict[int, int] = {}  # node to the descriptor of its ready line
         self._words: dict[int, bytes] = {}
+        self._agents_ready = 0
         self._status = 0
         self._failed = False
         self._signal = 0
@@ -96,7 +97,8 @@ class Supervisor:
         finally:
             kill_descendants()
         self._streams.drain()
-        while self._streams.pending:
+        self._signal = 0
+        while self._streams.pending and not self._signal:  # a signal ends waiting for a reader that does not read
             self._poll(None)
         return self._status
 
@@ -260,13 +262,14 @@ class Supervisor:
             _, message, hint = said["error"][:3]
             self._fail(1, f"agent {node_name(node)}: {message}", hint=hint)
             return
+        self._agents_ready += 1
         if self._failed:
             return
         if self._phase is Phase.FIRST_AGENT:
             self._phase = Phase.OTHER_AGENTS
             for other in range(1, self._job.nodes):
                 self._start_agent(other, join=str(said["listen"]).removeprefix("tcp://"))
-        if not self._unready:
+        if self._agents_ready == self._job.nodes:
             self._start_ranks()
 
     def _fail(self, status: int, reason: str, *, hint: str = "", tell: bool = True) -> None:
