@@ -104,7 +104,7 @@ class Submit:
     """Start an operation. Answered by Done or RequestFailed, exactly once.
 
     ``group``: the handle from Joined. ``kind``: ``all_reduce``, ``all_reduce_many``, ``broadcast``, ``barrier``.
-    ``shape``: canonical text of the shape, ``(3, 4)``; for many tensors ``(3, 4);(5,)``, see ``shape_text``.
+    ``shape``: canonical text of the shape, ``(3, 4)``; for many tensors ``(3, 4);(5,)``, see ``shapes``.
     ``count``: elements. ``root``: -1 where the kind has none. ``deadline``: seconds, 0 for the group's default.
     ``algorithm``: empty for the agent's choice. The input is one of: ``payload`` (not None, up to the inline limit of
     Welcome); ``arena >= 0`` and ``offset`` in bytes; ``upload`` true, then Upload pieces follow; or nothing at all
