@@ -15,8 +15,7 @@ from typing import Protocol, TypeAlias
 from allreduced.core.errors import AllReducedError, InternalError, ProtocolError, to_wire
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.protocol.framing import Body, MessageReader
-from allreduced.protocol.local import MAX_MESSAGE, Refused, ToAgent, ToClient
-from allreduced.protocol.local_codec import decode_to_agent, encode
+from allreduced.protocol.local import MAX_MESSAGE, Refused, ToAgent, ToClient, decode_to_agent, encode
 
 logger = logging.getLogger("allreduced.local")
 
@@ -56,7 +55,11 @@ class ClientConnection:
         self._owner: ConnectionOwner
         self._writing = False
         self._paused = False
+        self._handling = False
         self._finishing = False
+        self._reason = ""
+        self._unheard = False  # the client closed its end: what is sent is lost, what it sent before still counts
+        self._flushed = asyncio.Event()
         self.closed = False
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid: int
@@ -94,20 +97,27 @@ class ClientConnection:
 
     def read_to_end(self) -> None:
         """Handle what a client sent that hung up, then close. Only for a connection that :meth:`hung_up`."""
+        if self._handling:
+            return  # it is being read right now
         self._paused = False
         self._handle_waiting()
-        while not self.closed and not self._paused:
+        while self._reading():
             self._readable()
         if not self.closed:
             self.close("hung up")
 
+    def _reading(self) -> bool:
+        return not (self.closed or self._paused or self._finishing)
+
     def _readable(self) -> None:
-        if self._paused or self.closed:
+        if not self._reading():
             return
         try:
             nbytes = self._sock.recv_into(self._scratch)
         except (BlockingIOError, InterruptedError):
             return
+        except ConnectionResetError:
+            nbytes = 0  # an end with messages of ours unread
         except OSError as error:
             self.close(f"broken: {error.strerror}")
             return
@@ -124,20 +134,20 @@ class ClientConnection:
             return
         if self._waiting:
             self._waiting.extend(bodies)
+            self._handle_waiting()
             return
         for place, body in enumerate(bodies):
             self._handle(body)
-            if self._paused:
+            if not self._reading():
                 self._waiting.extend(bodies[place + 1 :])
-                return
-            if self.closed or self._finishing:
                 return
 
     def _handle_waiting(self) -> None:
-        while self._waiting and not (self._paused or self.closed or self._finishing):
+        while self._waiting and self._reading():
             self._handle(self._waiting.popleft())
 
     def _handle(self, body: Body) -> None:
+        self._handling = True
         try:
             self._owner.message(decode_to_agent(body))
         except ProtocolError as error:
@@ -145,6 +155,8 @@ class ClientConnection:
         except Exception:
             logger.exception("defect client pid=%d uid=%d", self.pid, self.uid)
             self.refuse(InternalError("a defect in the agent ended this connection", hint="see the agent's log"))
+        finally:
+            self._handling = False
 
     # Writing
 
@@ -153,7 +165,7 @@ class ClientConnection:
 
         A client that lets more wait than the limits allow is dropped. After the end this does nothing.
         """
-        if self.closed or self._finishing:
+        if self.closed or self._finishing or self._unheard:
             return
         data = encode(message)
         sent = 0
@@ -165,8 +177,8 @@ class ClientConnection:
                     sent = socket.send_fds(self._sock, [data], [descriptor])
             except (BlockingIOError, InterruptedError):
                 pass
-            except OSError as error:
-                self._close_soon(f"broken: {error.strerror}")
+            except OSError:
+                self._lose()
                 return
             if sent == len(data):
                 return
@@ -175,7 +187,11 @@ class ClientConnection:
             self._close_soon(f"does not read: {len(self._out)} messages of {self._out_bytes} bytes wait for it")
             return
         # A queued descriptor is a copy of its own: the number of the caller's may soon name something else.
-        owned = os.dup(descriptor) if descriptor is not None and sent == 0 else None
+        try:
+            owned = os.dup(descriptor) if descriptor is not None and sent == 0 else None
+        except OSError as error:
+            self._close_soon(f"cannot be given a descriptor: {error.strerror}")
+            return
         self._out.append((memoryview(data)[sent:], owned))
         self._out_bytes += len(data) - sent
         self._want_write()
@@ -185,7 +201,7 @@ class ClientConnection:
 
         ``pieces`` is closed where the connection ends before it is through.
         """
-        if self.closed or self._finishing:
+        if self.closed or self._finishing or self._unheard:
             pieces.close()
             return
         self._streams.append(pieces)
@@ -196,28 +212,53 @@ class ClientConnection:
         """True when nothing waits to be sent."""
         return not self._out and not self._streams
 
+    async def flushed(self) -> None:
+        """Wait until nothing waits to be sent, or the connection is closed."""
+        while not self.idle:
+            self._flushed.clear()
+            await self._flushed.wait()
+
     def _want_write(self) -> None:
         if not self._writing:
             self._writing = True
             self._loop.add_writer(self._sock.fileno(), self._writable)
+
+    def _no_write(self) -> None:
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._sock.fileno())
+        self._flushed.set()
+
+    def _lose(self) -> None:
+        """Drop what waits: the client closed its end. Reading goes on to that end, for it may have left in order."""
+        self._unheard = True
+        self._drop_output()
+        self._no_write()
+
+    def _drop_output(self) -> None:
+        for pieces in self._streams:
+            pieces.close()
+        for _, owned in self._out:
+            if owned is not None:
+                os.close(owned)
+        self._streams.clear()
+        self._out.clear()
 
     def _writable(self) -> None:
         try:
             self._flush()
         except (BlockingIOError, InterruptedError):
             return
-        except OSError as error:
-            self.close(f"broken: {error.strerror}")
-            return
+        except OSError:
+            self._lose()
         if self._out:
             return
         if self._finishing:
-            self.close("refused")
+            self.close(self._reason)
         elif self._streams:
             self._next_piece()
-        elif self._writing:
-            self._writing = False
-            self._loop.remove_writer(self._sock.fileno())
+        else:
+            self._no_write()
 
     def _flush(self) -> None:
         while self._out:
@@ -253,6 +294,7 @@ class ClientConnection:
             self.close(reason)
             return
         self._finishing = True
+        self._reason = reason
         for pieces in self._streams:
             pieces.close()
         self._streams.clear()
@@ -262,6 +304,7 @@ class ClientConnection:
     def _close_soon(self, reason: str) -> None:
         """Close at the loop's next turn: whoever sends is in the middle of something that goes on with the client."""
         self._finishing = True
+        self._reason = reason
         self._loop.call_soon(self.close, reason)
 
     def close(self, reason: str, *, orderly: bool = False) -> None:
@@ -272,13 +315,8 @@ class ClientConnection:
         descriptor = self._sock.fileno()
         self._loop.remove_reader(descriptor)
         self._loop.remove_writer(descriptor)
-        for pieces in self._streams:
-            pieces.close()
-        for _, owned in self._out:
-            if owned is not None:
-                os.close(owned)
-        self._streams.clear()
-        self._out.clear()
+        self._drop_output()
+        self._flushed.set()
         self._waiting.clear()
         self._sock.close()
         self._owner.closed(reason, orderly=orderly)

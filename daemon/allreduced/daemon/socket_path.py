@@ -11,29 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from allreduced.core.addresses import parse_socket
 from allreduced.core.errors import ConfigError
 
-MAX_PATH = 107
-"""Bytes of a socket's path at most on Linux (``sun_path`` has 108 with the final zero)."""
-
 _SETTING = "agent.socket"
-
-
-def socket_address(name: str) -> str:
-    """Return what to bind or connect to for a ``socket`` setting: a path, or ``@name`` for an abstract socket.
-
-    :raises ConfigError: it is empty, holds a zero byte, or is longer than the platform allows.
-    """
-    if name in ("", "@") or "\0" in name:
-        raise ConfigError(f"{name!r} is no path of a socket", path=_SETTING, hint="give a path or @name")
-    length = len(os.fsencode(name))
-    if length > MAX_PATH:
-        raise ConfigError(
-            f"the path of the socket has {length} bytes, {MAX_PATH} are allowed: {name}",
-            path=_SETTING,
-            hint="choose a shorter path, or an abstract socket such as @allreduced",
-        )
-    return "\0" + name[1:] if name.startswith("@") else name
 
 
 class BoundSocket:
@@ -63,12 +44,12 @@ def bind_socket(name: str, *, mode: int = 0o600, backlog: int = 256) -> BoundSoc
     :raises ConfigError: the path is too long; something that is not ours or not a socket is there; a live agent
         answers there; or the system refuses. The message says which.
     """
-    address = socket_address(name)
+    address = parse_socket(name, path=_SETTING)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        if address.startswith("\0"):
+        if address.abstract:
             try:
-                sock.bind(address)
+                sock.bind(address.sockaddr)
             except OSError as error:
                 raise _bind_error(name, error) from error
             sock.listen(backlog)
@@ -76,7 +57,7 @@ def bind_socket(name: str, *, mode: int = 0o600, backlog: int = 256) -> BoundSoc
         with _locked_folder(name):
             prepare_socket_path(name)
             try:
-                sock.bind(address)
+                sock.bind(address.sockaddr)
                 Path(name).chmod(mode)  # before listen: nobody can connect in between
                 file = _identity(os.lstat(name))
                 sock.listen(backlog)
