@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import errno
 import fcntl
 import logging
 import mmap
@@ -11,12 +12,16 @@ import os
 from typing import Self
 
 from allreduced.core.errors import LimitExceeded
+from allreduced.daemon.memory_share import available_memory
 
 logger = logging.getLogger("allreduced.arena")
 
 # Neither the fcntl nor the mmap module of Python 3.11 names these two.
 _SEAL_FUTURE_WRITE = 0x0010
 _MADV_POPULATE_WRITE = 23
+
+_LARGE = 16 << 20
+"""Bytes from which on an arena is worth a look at what the machine has."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -63,6 +68,7 @@ class Arena:
         if nbytes < 1:
             raise ValueError(f"an arena has at least one byte, not {nbytes}")
         try:
+            _check_available(nbytes)
             if kind is ArenaKind.PRIVATE:
                 return cls._create_private(nbytes, populate=populate)
             return cls._create_shared(kind, nbytes)
@@ -115,6 +121,15 @@ class Arena:
             mapping.close()
         except BufferError:
             logger.debug("arena kept by a view kind=%s nbytes=%d", self.kind.value, self.nbytes)
+
+
+def _check_available(nbytes: int) -> None:
+    """Refuse what the machine does not have: the kernel would not, it would kill processes to find the memory."""
+    if nbytes < _LARGE:
+        return
+    available = available_memory()
+    if available is not None and nbytes > available:
+        raise OSError(errno.ENOMEM, f"only {available} bytes are available on this machine")
 
 
 def _populate(arena: Arena) -> None:

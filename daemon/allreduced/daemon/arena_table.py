@@ -285,7 +285,7 @@ class ArenaTable:
         self._entries.clear()
         self._by_client.clear()
         self._total = self._inputs = 0
-        self._executor.shutdown(wait=False)
+        self._executor.shutdown()  # idle by now, so this does not block
 
 
 def _too_much(nbytes: int, used: int, limit: int, name: str) -> LimitExceeded:

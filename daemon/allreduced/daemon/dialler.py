@@ -44,6 +44,11 @@ class Dialler:
         """True when it gave up for good: the target is this agent itself, or said goodbye."""
         return self._task.done()
 
+    @property
+    def connected(self) -> bool:
+        """True while the agent that was found at the target is up."""
+        return bool(self._node) and self._up(self._node) is not None
+
     async def first_result(self) -> None:
         """Return when the target was reached for the first time.
 

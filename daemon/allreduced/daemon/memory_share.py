@@ -28,7 +28,7 @@ def usable_memory(read: ReadFile = read_file) -> int:
     Falls back to 1 GiB where the machine tells nothing at all.
     """
     found = [limit for path in _limit_files(read) if (limit := _bytes(read(path))) is not None]
-    physical = _physical(read("/proc/meminfo"))
+    physical = _meminfo(read("/proc/meminfo"), "MemTotal")
     if physical is not None:
         found.append(physical)
     return min(found, default=1 << 30)
@@ -37,6 +37,11 @@ def usable_memory(read: ReadFile = read_file) -> int:
 def default_total(read: ReadFile = read_file, share: float = DEFAULT_SHARE) -> int:
     """Return the bytes that all arenas may take together: ``share`` of :func:`usable_memory`."""
     return int(usable_memory(read) * share)
+
+
+def available_memory(read: ReadFile = read_file) -> int | None:
+    """Return the bytes that the machine could give now without swapping, or None where it does not tell."""
+    return _meminfo(read("/proc/meminfo"), "MemAvailable")
 
 
 def _limit_files(read: ReadFile) -> Iterator[str]:
@@ -61,10 +66,10 @@ def _bytes(text: str | None) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _physical(meminfo: str | None) -> int | None:
-    for line in (meminfo or "").splitlines():
+def _meminfo(text: str | None, wanted: str) -> int | None:
+    for line in (text or "").splitlines():
         name, _, value = line.partition(":")
-        if name == "MemTotal":
+        if name == wanted:
             number = value.split()[0] if value.split() else ""
             return int(number) * 1024 if number.isdigit() else None
     return None

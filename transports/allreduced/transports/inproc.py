@@ -165,10 +165,6 @@ class InprocLink(QueuedLink):
                 self.end(None)
                 other.end(None)
 
-    def vanish(self) -> None:
-        """End like a process that was killed: the other side finds out, this side is told too."""
-        self.broken("it was cut")
-
     def _both_alive(self) -> bool:
         return self.is_alive() and self.other.is_alive()
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from allreduced.core.errors import AgentUnavailable, AuthenticationError, ProtocolError
 from allreduced.transports.base import Handshake, LinkEvents, LinkOptions
-from allreduced.transports.tcp.address import SockAddr, parse, resolve
+from allreduced.transports.tcp.address import SockAddr, parse, resolve, text
 from allreduced.transports.tcp.authenticate import authenticate
 from allreduced.transports.tcp.link import TcpLink, prepare
 
@@ -20,6 +20,7 @@ async def dial(address: str, events: LinkEvents, options: LinkOptions) -> TcpLin
     link = None
     try:
         family, target = await _open_first(address, host, port, options, sockets)
+        local = text(sockets[0].getsockname())  # the system forgets it when the peer resets the connection
         control = options.authenticator.dial(b"", 0, options.flows)
         await _authenticate(address, sockets[0], control, options)
         flows = [(sockets[0], control)]
@@ -28,15 +29,14 @@ async def dial(address: str, events: LinkEvents, options: LinkOptions) -> TcpLin
             handshake = options.authenticator.dial(control.session, flow, options.flows)
             await _authenticate(address, sockets[-1], handshake, options)
             flows.append((sockets[-1], handshake))
-        try:
-            link = TcpLink(
-                control.peer,
-                [(sock, handshake.trailing) for sock, handshake in flows],
-                initiator=True,
-                max_frame=options.max_frame,
-            )
-        except OSError as error:  # getpeername: the peer is gone already
-            _unavailable(address, error)
+        link = TcpLink(
+            control.peer,
+            [(sock, handshake.trailing) for sock, handshake in flows],
+            initiator=True,
+            local_address=local,
+            remote_address=text(target),
+            max_frame=options.max_frame,
+        )
     finally:
         if link is None:
             for sock in sockets:

@@ -13,7 +13,6 @@ from allreduced.transports.outbox import Outgoing, OutgoingFrame
 from allreduced.transports.postings import Posting
 from allreduced.transports.queued import QueuedLink
 from allreduced.transports.tcp import wire
-from allreduced.transports.tcp.address import text
 from allreduced.transports.tcp.control import ControlFlow
 from allreduced.transports.tcp.data import DataFlow
 
@@ -46,6 +45,8 @@ class TcpLink(QueuedLink):
         flows: Sequence[tuple[socket.socket, bytes]],
         *,
         initiator: bool,
+        local_address: str,
+        remote_address: str,
         max_frame: int,
         control_queue: int = CONTROL_QUEUE,
     ) -> None:
@@ -54,8 +55,8 @@ class TcpLink(QueuedLink):
             asyncio.get_running_loop(),
             peer,
             initiator=initiator,
-            local_address=text(control.getsockname()),
-            remote_address=text(control.getpeername()),
+            local_address=local_address,
+            remote_address=remote_address,
             max_frame=max_frame,
         )
         self._control = ControlFlow(self, control, early, control_queue)

@@ -104,6 +104,7 @@ class TcpListener(Listener):
         """Authenticate one connection and bring its flow to its link. Whatever goes wrong ends this connection only."""
         kept = False
         try:
+            local = text(sock.getsockname())  # the system forgets it when the peer resets the connection
             prepare(sock, self._options.max_frame)
             handshake = self._options.authenticator.answer()
             async with asyncio.timeout(self._options.handshake_timeout):
@@ -115,7 +116,7 @@ class TcpListener(Listener):
                 self._join(sock, handshake)
                 kept = True
             else:
-                kept = await self._assemble(sock, handshake, source)
+                kept = await self._assemble(sock, handshake, local, source)
         except TimeoutError:
             self._drop(source, "it did not finish its handshake in time")
         except (AllReducedError, OSError) as error:
@@ -133,7 +134,7 @@ class TcpListener(Listener):
             raise ProtocolError("a data flow of a link that is not being made here")
         assembly.add(sock, handshake)
 
-    async def _assemble(self, sock: socket.socket, control: Handshake, source: str) -> bool:
+    async def _assemble(self, sock: socket.socket, control: Handshake, local: str, source: str) -> bool:
         """Wait for the data flows of a link and hand it over. Return true if the link owns the sockets now."""
         assembly = self._assemblies[control.session] = _Assembly(control)
         kept = False
@@ -149,6 +150,8 @@ class TcpListener(Listener):
                 control.peer,
                 [(sock, control.trailing), *data],
                 initiator=False,
+                local_address=local,
+                remote_address=source,
                 max_frame=self._options.max_frame,
             )
             kept = True
