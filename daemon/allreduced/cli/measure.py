@@ -122,4 +122,6 @@ def result_of(size: int, count: int, sweep: Sweep) -> Array:
     total = input_of(0, size, count, sweep)
     for rank in range(1, size):
         function(total, input_of(rank, size, count, sweep), out=total)
-    return total / np.asarray(size, sweep.dtype) if sweep.op == "mean" else total
+    if sweep.op == "mean":
+        np.divide(total, size, out=total)
+    return total
