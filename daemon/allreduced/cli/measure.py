@@ -111,7 +111,8 @@ def input_of(rank: int, size: int, count: int, sweep: Sweep) -> Array:
         values = 1 + ((positions + rank) % size == 0)
     else:
         values = 1 + (positions + rank) % 7
-    return values.astype(sweep.dtype)
+    typed: Array = values.astype(sweep.dtype)
+    return typed
 
 
 def result_of(size: int, count: int, sweep: Sweep) -> Array:
