@@ -62,6 +62,10 @@ CLIENT_POLL = 0.1
 """Seconds between looks at the number of clients of a private agent."""
 
 
+OWES_POLL = 0.02
+"""Seconds between looks, while the agent stops, at what it still owes to other agents."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
     """What is said to one start of an agent and is no setting.
@@ -291,7 +295,16 @@ class Agent:
 
     async def _drain(self) -> None:
         self._server.stop_listening()
-        await self._driver.drain(self._settings.drain_timeout)
+        timeout = self._settings.drain_timeout
+        give_up = time.monotonic() + timeout
+        await self._driver.drain(timeout)
+        # Clients have their results; other nodes may still wait for what this one owes them.
+        while self._owes() and time.monotonic() < give_up:  # noqa: ASYNC110 - the engine is pure, it tells nobody
+            await asyncio.sleep(OWES_POLL)
+
+    def _owes(self) -> bool:
+        groups = self._engine.snapshot()["groups"].values()
+        return any(group["ending"] or group["operations"] for group in groups if not group["error"])
 
     async def _close(self) -> None:
         tasks = tuple(self._tasks)

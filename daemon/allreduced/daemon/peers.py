@@ -189,6 +189,9 @@ class Peers(LinkOwner):
 
     def introduce(self, link: PeerLink) -> None:
         """Choose or refuse a new link, or wait for the other side to choose. See the module."""
+        if self._closing:
+            self._refuse(link, f"agent {self._node!r} stops")
+            return
         wrong = self._wrong_name(link)
         if wrong is not None:
             link.refused = wrong
@@ -209,6 +212,8 @@ class Peers(LinkOwner):
 
     def first_frame(self, link: PeerLink) -> None:
         """Follow the choice of the other side."""
+        if self._closing:
+            return  # cut already, and about to be over
         known = self._up.get(link.node)
         if known is not None:
             # It would not have chosen another link if it still had the old one.
@@ -220,7 +225,7 @@ class Peers(LinkOwner):
         self._links.discard(link)
         if link.state is LinkState.CHOSEN:
             self._retire(link)
-            if link.goodbye and error is None:
+            if error is None and (link.goodbye or self._closing):
                 logger.info("event=peer_left node=%s", link.node)
                 self.sink.membership_event(PeerDown(link.node, None))
             else:

@@ -48,7 +48,7 @@ class Agent(_Section, frozen=True):
 
     node: Annotated[str, Meta(max_length=255, description="unique name of this node; empty: its host name")] = ""
     socket: Annotated[str, Meta(description="path, or @name, of the clients' socket; empty: the usual place")] = ""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
     loop: Literal["auto", "uvloop", "asyncio"] = "auto"
 
 
