@@ -235,7 +235,7 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """All local ranks of the sender arrived, but it waits for memory; ``stamp`` as in Ready. Sent once per operation."""
+    """All local ranks of the sender arrived, but it waits for memory; ``stamp`` as in Ready. Sent once at most."""
 
     group: Id
     generation: U32

@@ -97,13 +97,21 @@ class Ending:
                     if submit is not None and error is not None:
                         self._context.out.append(Fail(submit.client, submit.request, error))
                 operation.submits = []
-        elif operation.state is not State.DELIVERED or (
-            operation.execution is not None and not operation.execution.complete and operation.group.error is None
-        ):
+        elif operation.state is not State.DELIVERED or self._still_sends(operation):
             return
         if operation.outstanding == 0:
             self.release(operation)
             operation.group.ending.pop(operation.key, None)
+
+    def abandon(self, operation: Operation, error: AllReducedError) -> None:
+        """Send nothing more of a delivered operation that has ended otherwise at a peer."""
+        operation.error = error
+        self.settle(operation)
+
+    def _still_sends(self, operation: Operation) -> bool:
+        execution = operation.execution
+        over = operation.error is not None or operation.group.error is not None
+        return execution is not None and not execution.complete and not over
 
     def release(self, operation: Operation) -> None:
         """Give the memory of the operation back (a delivered result when its leases are)."""

@@ -43,6 +43,7 @@ class Execution:
         "_result",
         "_rows_left",
         "_scratch",
+        "_source_rows_left",
         "_sources",
         "_tile",
         "_unfinished",
@@ -81,6 +82,9 @@ class Execution:
         self._block_of = {block.number: block for block in self._blocks}
         self._unfinished = len(self._blocks)
         self._rows_left = sum(len(block.sends) for block in self._blocks)
+        self._source_rows_left = (
+            sum(len(block.levels[0].sends) for block in self._blocks) if len(self._sources) == 1 else 0
+        )
         self.scratch_bytes = self._lay_out_windows()
         self._result = Region(-1, 0, 0)
         self._scratch = Region(-1, 0, 0)
@@ -99,8 +103,8 @@ class Execution:
 
     @property
     def final(self) -> bool:
-        """True when every tile of the result is final."""
-        return self._unfinished == 0
+        """True when every tile of the result is final and nothing needs the inputs any more."""
+        return self._unfinished == 0 and self._source_rows_left == 0
 
     @property
     def complete(self) -> bool:
@@ -221,6 +225,7 @@ class Execution:
         row.sent.complete(sending.first, sending.end)
         if row.sent.done == row.block.tiles:
             self._rows_left -= 1
+            self._source_rows_left -= sending.of_source
         if row.level.index + 1 < len(row.block.levels):
             self._pump(row.block)
 

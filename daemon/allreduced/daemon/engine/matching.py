@@ -13,7 +13,7 @@ from allreduced.daemon.engine.ending import Ending
 from allreduced.daemon.engine.events import Submitted
 from allreduced.daemon.engine.execution import PeerFault
 from allreduced.daemon.engine.group import Group, Outcome
-from allreduced.daemon.engine.operation import ENDED, Operation, State
+from allreduced.daemon.engine.operation import ENDED, STARTED, Operation, State
 from allreduced.daemon.engine.timers import Timers
 from allreduced.protocol.peer import (
     Abort,
@@ -105,6 +105,8 @@ class Matching:
             return
         key = (frame.name, frame.use)
         operation = group.operations.get(key)
+        if operation is None and isinstance(frame, MoreGrants | Abort):
+            operation = group.ending.get(key)  # perhaps delivered here while a peer still takes data from it
         if operation is None:
             operation = self._find_or_open(group, peer, frame)
             if operation is None:
@@ -115,12 +117,12 @@ class Matching:
         elif isinstance(frame, MoreGrants):
             if view.ready is None or view.ready.attempt != frame.attempt or operation.execution is None:
                 self._context.counters["frames_ignored"] += 1
-            elif operation.state is State.RUNNING:
+            elif operation.state in STARTED:
                 try:
                     operation.execution.accept(peer, frame.grants, pump=True)
                 except PeerFault as fault:
                     self._ending.fail(operation, wording.bad_frame(operation, node, str(fault)))
-            else:
+            elif operation.state is not State.FAILED:
                 self._ending.fail(operation, wording.bad_frame(operation, node, "granted more before data flowed"))
         elif isinstance(frame, Withdraw):
             self._admission.withdraw_came(operation, peer, frame)
@@ -134,6 +136,8 @@ class Matching:
             self._tell_arrived(operation, to_all=False)
             if group.left:
                 self._check_left(operation)
+        elif operation.state is State.DELIVERED:
+            self._ending.abandon(operation, from_wire(frame.error))
         else:
             self._ending.fail(operation, from_wire(frame.error), tell=False)
 
