@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
 import sys
 import time
@@ -132,7 +133,7 @@ class AsyncSession:
                 self._give_up()
         block, request.block = request.block, None
         if request.error is not None:
-            raise request.error
+            raise copy.copy(request.error)
         if block is None:
             raise InternalError("an arena was granted that has no room for what it was asked for")
         return block

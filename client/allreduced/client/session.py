@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import os
 import socket
 import sys
@@ -111,7 +112,7 @@ class Session:
                 self._give_up()
             block, request.block = request.block, None
         if request.error is not None:
-            raise request.error
+            raise copy.copy(request.error)
         if block is None:
             raise InternalError("an arena was granted that has no room for what it was asked for")
         return block
