@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from tests.simulation.agenda import Agenda
+from tests.simulation.kernels import numpy_dtype
+from tests.simulation.network import Network
+from tests.simulation.node import SimulatedNode
 
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import AllReducedError
@@ -21,10 +25,6 @@ from allreduced.daemon.engine.events import GroupForgotten, GroupStarted, Leases
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER, Region
 from allreduced.protocol.peer import Fingerprint
-from tests.simulation.agenda import Agenda
-from tests.simulation.kernels import numpy_dtype
-from tests.simulation.network import Network
-from tests.simulation.node import SimulatedNode
 
 
 @dataclass(slots=True)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from allreduced.daemon.engine.flights import Posting, Sending
     from allreduced.daemon.engine.group import Group
     from allreduced.daemon.engine.leases import Holder
+    from allreduced.daemon.engine.plan import Plan
+    from allreduced.daemon.engine.solo import Solo
 
 
 class State(enum.Enum):
@@ -80,7 +82,6 @@ class Operation:
 
     __slots__ = (
         "absent",
-        "algorithm",
         "attempt",
         "deadline",
         "error",
@@ -94,6 +95,7 @@ class Operation:
         "outstanding",
         "peers",
         "pinned",
+        "plan",
         "postings",
         "priority",
         "queued_told",
@@ -126,6 +128,8 @@ class Operation:
         self.missing = ranks
         """Local ranks that did not submit yet."""
         self.fingerprint: Fingerprint | None = None
+        self.plan: Plan | None = None
+        """What the fingerprint means; set at the first local submit."""
         self.priority = 0
         self.opened = 0.0
         """Time of the first local submit."""
@@ -145,13 +149,12 @@ class Operation:
         self.queued_told = False
         self.pinned = False
         """A peer refused a withdrawal: it has begun to send, the memory must stay."""
-        self.execution: Execution | None = None
+        self.execution: Execution | Solo | None = None
         self.result: Allocation | None = None
         """The result's memory in an arena of the group; None where it is small and lies in ``scratch``."""
         self.scratch: Allocation | None = None
         self.holder: Holder | None = None
         """The result's memory after delivery, shared with its leases."""
-        self.algorithm = ""
         self.postings: dict[int, Posting] = {}
         self.sendings: dict[int, Sending] = {}
         self.outstanding = 0
