@@ -72,11 +72,11 @@ def random_layouts(rng: random.Random) -> list[dict[str, list[int]]]:
 
 def random_limits(rng: random.Random) -> Limits:
     """Return limits that are roomy, or so small that operations wait for each other."""
-    tight = rng.random() < 0.5
+    tight = rng.random() < 0.7
     return Limits(
         inline_bytes=rng.choice((0, 64, 1024)),
-        arena_bytes=rng.choice((64, 96, 160)) * 1024 if tight else 4 << 20,
-        scratch_bytes=rng.choice((32, 48)) * 1024 if tight else 2 << 20,
+        arena_bytes=rng.choice((24, 28, 36, 60)) * 1024 if tight else 4 << 20,
+        scratch_bytes=rng.choice((4, 8, 12)) * 1024 if tight else 2 << 20,
         arena_chunk=rng.choice((4096, 16384)),
         window_tiles=rng.choice((1, 2, 3, 4)),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from allreduced.core.errors import AllReducedError, LimitExceeded, from_wire
 from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import Fail, SendFrame
@@ -213,9 +215,9 @@ class Matching:
     def _fingerprints(self, operation: Operation) -> list[tuple[int, Fingerprint]]:
         pairs = [(submit.rank, submit.fingerprint) for submit in operation.submits if submit is not None]
         for member, view in zip(operation.group.members, operation.peers, strict=False):
-            if view.ready is not None:
-                pairs += [(rank, view.ready.fingerprint) for rank in member.ranks]
-        return sorted(pairs, key=lambda pair: pair[0])
+            if view.fingerprint is not None:
+                pairs += [(rank, view.fingerprint) for rank in member.ranks]
+        return sorted(pairs, key=itemgetter(0))
 
     def _find_or_open(self, group: Group, peer: int, frame: OperationFrame) -> Operation | None:
         """Return the operation that a frame opens; None where it ended here, or was never there."""
@@ -251,6 +253,7 @@ class Matching:
             return
         view.attempt = frame.attempt
         view.ready = frame
+        view.fingerprint = frame.fingerprint
         operation.unready -= 1
         if operation.fingerprint is None:
             operation.fingerprint = frame.fingerprint

@@ -50,11 +50,24 @@ ENDED = (State.DELIVERED, State.FAILED)
 class PeerView:
     """What one other member told about the operation, and what it was told."""
 
-    __slots__ = ("asked", "attempt", "here", "ranks", "ready", "refused", "told_attempt", "told_ranks", "waiting")
+    __slots__ = (
+        "asked",
+        "attempt",
+        "fingerprint",
+        "here",
+        "ranks",
+        "ready",
+        "refused",
+        "told_attempt",
+        "told_ranks",
+        "waiting",
+    )
 
     def __init__(self) -> None:
         self.ready: Ready | None = None
         """The READY that holds, None if there is none or it was withdrawn."""
+        self.fingerprint: Fingerprint | None = None
+        """What its ranks called, also after a withdrawal."""
         self.attempt = 0
         """The highest attempt seen."""
         self.here = False
