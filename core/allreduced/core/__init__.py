@@ -1,4 +1,4 @@
-"""Words that every other component uses: errors, element types, reductions, identities, addresses.
+"""Words that every other component uses: errors, element types, reductions, identities, addresses, limits.
 
 Anyone may import it; it imports the standard library and NumPy only.
 """

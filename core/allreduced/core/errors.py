@@ -9,11 +9,15 @@ Every error carries its facts as attributes and a ``hint`` that says what to do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeAlias
 
 Fact: TypeAlias = "str | int | float | bool | list[Fact] | dict[str, Fact] | None"
 WireError: TypeAlias = "tuple[str, str, str, dict[str, Fact]]"
+
+# Facts come from the other side of a socket: a text that int() refuses must not get that far.
+_RANK = re.compile(r"-?[0-9]{1,10}", re.ASCII)
 
 
 class AllReducedError(Exception):
@@ -199,7 +203,7 @@ class MismatchError(UsageError):
         return cls(
             message,
             field=str(facts.get("field", "")),
-            by_rank={int(rank): str(value) for rank, value in pairs if rank.lstrip("-").isdigit()},
+            by_rank={int(rank): str(value) for rank, value in pairs if _RANK.fullmatch(rank)},
             hint=hint,
         )
 
@@ -263,7 +267,8 @@ class InternalError(AllReducedError):
 
 
 def _tree(root: type[AllReducedError]) -> dict[str, type[AllReducedError]]:
-    found = {root.code: root}
+    # A class without a code of its own shares its parent's, and the code means the parent.
+    found = {root.code: root} if "code" in vars(root) else {}
     for child in root.__subclasses__():
         found.update(_tree(child))
     return found

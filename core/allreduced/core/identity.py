@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from allreduced.core.limits import U32, Id, Name, Ranks
+
 
 class GroupKey(NamedTuple):
     """What users name a group by. Two jobs of one user, or of two users, never share a key."""
 
-    uid: int
-    job: str
-    name: str
+    uid: U32
+    job: Name
+    name: Name
 
 
 class OperationKey(NamedTuple):
@@ -27,9 +29,17 @@ class OperationKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One node of a formed group: its agent's name and incarnation, and the ranks it holds, ascending."""
+class PeerIdentity:
+    """The authenticated other end of a link: its node name and the id of this start of its agent."""
 
     node: str
     incarnation: int
-    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node of a formed group: its agent's name and incarnation, and the ranks it holds, ascending."""
+
+    node: Name
+    incarnation: Id
+    ranks: Ranks

@@ -7,10 +7,31 @@ first byte of the message. ``request`` numbers are chosen by the client, unique 
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias, cast
 
-from allreduced.core.errors import WireError
+from allreduced.core.errors import InternalError, ProtocolError, WireError
+from allreduced.core.limits import (
+    MAX_RANKS,
+    U8,
+    U16,
+    U32,
+    AtMost,
+    Count,
+    CountOrNone,
+    Duration,
+    Id,
+    Name,
+    Priority,
+    Rank,
+    RankOrNone,
+    Ranks,
+    Size,
+    Word,
+)
+from allreduced.protocol.codec import Codec
 
 LOWEST_VERSION = 1
 HIGHEST_VERSION = 1
@@ -21,6 +42,17 @@ MAX_MESSAGE = 2 << 20
 CHUNK = 1 << 20
 """Bytes of tensor data in one :class:`Upload` or :class:`Download` at most."""
 
+MAX_LEASES = 1 << 16
+"""Leases that one :class:`ReleaseLeases` gives back at most."""
+
+MAX_SHAPE = 1024
+"""Bytes of the text of a shape at most."""
+
+Data: TypeAlias = Annotated[bytes, AtMost(CHUNK)]
+ShapeText: TypeAlias = Annotated[str, AtMost(MAX_SHAPE)]
+Leases: TypeAlias = Annotated[tuple[Id, ...], AtMost(MAX_LEASES)]
+Nodes: TypeAlias = Annotated[tuple[tuple[Name, Ranks], ...], AtMost(MAX_RANKS)]
+
 
 # Client to agent
 
@@ -29,9 +61,9 @@ CHUNK = 1 << 20
 class Hello:
     """First message of a connection. ``shared_memory`` is false where the client cannot take descriptors."""
 
-    lowest: int
-    highest: int
-    pid: int
+    lowest: U16
+    highest: U16
+    pid: U32
     shared_memory: bool
 
 
@@ -42,29 +74,29 @@ class Join:
     ``deadline``: seconds until the gathering is given up. ``default_deadline``: seconds for operations that name none.
     """
 
-    request: int
-    job: str
-    group: str
-    rank: int
-    size: int
-    local_rank: int
-    deadline: float
-    default_deadline: float
+    request: Id
+    job: Name
+    group: Name
+    rank: Rank
+    size: Size
+    local_rank: Rank
+    deadline: Duration
+    default_deadline: Duration
 
 
 @dataclass(frozen=True, slots=True)
 class AllocateArena:
     """Ask for an input arena of ``nbytes``. Answered by ArenaGranted (with descriptor) or RequestFailed."""
 
-    request: int
-    nbytes: int
+    request: Id
+    nbytes: Count
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseArena:
     """Give an input arena back. Operations that still read it finish first. Not answered."""
 
-    arena: int
+    arena: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +104,7 @@ class Submit:
     """Start an operation. Answered by Done or RequestFailed, exactly once.
 
     ``group``: the handle from Joined. ``kind``: ``all_reduce``, ``all_reduce_many``, ``broadcast``, ``barrier``.
-    ``shape``: canonical text of the shape, ``(3, 4)``; for many tensors ``(3, 4);(5,)``, see ``shape_text``.
+    ``shape``: canonical text of the shape, ``(3, 4)``; for many tensors ``(3, 4);(5,)``, see ``shapes``.
     ``count``: elements. ``root``: -1 where the kind has none. ``deadline``: seconds, 0 for the group's default.
     ``algorithm``: empty for the agent's choice. The input is one of: ``payload`` (not None, up to the inline limit of
     Welcome); ``arena >= 0`` and ``offset`` in bytes; ``upload`` true, then Upload pieces follow; or nothing at all
@@ -80,21 +112,21 @@ class Submit:
     ``inline_result``: send the result in the message or in Download pieces, whatever its size.
     """
 
-    request: int
-    group: int
-    kind: str
-    name: str
-    dtype: int
-    op: int
-    shape: str
-    count: int
-    root: int
-    priority: int
-    deadline: float
-    algorithm: str
-    payload: bytes | None
-    arena: int
-    offset: int
+    request: Id
+    group: Id
+    kind: Word
+    name: Name
+    dtype: U8
+    op: U8
+    shape: ShapeText
+    count: Count
+    root: RankOrNone
+    priority: Priority
+    deadline: Duration
+    algorithm: Word
+    payload: Data | None
+    arena: CountOrNone
+    offset: Count
     upload: bool
     inline_result: bool
 
@@ -103,22 +135,22 @@ class Submit:
 class Upload:
     """A piece of the input of ``request``; pieces come in order and together make ``count`` elements."""
 
-    request: int
-    data: bytes
+    request: Id
+    data: Data
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLeases:
     """Results under these leases are no longer read by the client. Not answered."""
 
-    leases: tuple[int, ...]
+    leases: Leases
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
     """This client leaves the group on purpose. Not answered."""
 
-    group: int
+    group: Id
 
 
 # Agent to client
@@ -128,10 +160,10 @@ class Leave:
 class Welcome:
     """Answer to Hello. ``inline_limit``: bytes of a tensor that go inside Submit and Done at most."""
 
-    version: int
-    node: str
-    incarnation: int
-    inline_limit: int
+    version: U16
+    node: Name
+    incarnation: Id
+    inline_limit: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,38 +177,38 @@ class Refused:
 class Joined:
     """The group is formed. ``nodes``: every node's name and ranks, by lowest rank; ``node`` indexes it."""
 
-    request: int
-    group: int
-    generation: int
-    rank: int
-    size: int
-    node: int
-    nodes: tuple[tuple[str, tuple[int, ...]], ...]
+    request: Id
+    group: Id
+    generation: U32
+    rank: Rank
+    size: Size
+    node: Rank
+    nodes: Nodes
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaGranted:
     """The input arena, mapped writable by this client only; carries the descriptor."""
 
-    request: int
-    arena: int
-    nbytes: int
+    request: Id
+    arena: Count
+    nbytes: Count
 
 
 @dataclass(frozen=True, slots=True)
 class ResultArena:
     """A result arena of ``group``, mapped read-only; sent before the first Done that names it; has a descriptor."""
 
-    arena: int
-    group: int
-    nbytes: int
+    arena: Count
+    group: Id
+    nbytes: Count
 
 
 @dataclass(frozen=True, slots=True)
 class ResultArenaGone:
     """No further Done names this arena; views that the client still has stay valid in its own mapping."""
 
-    arena: int
+    arena: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,24 +221,24 @@ class Done:
     ``elapsed``: seconds from this rank's submit to the end, at the agent.
     """
 
-    request: int
-    payload: bytes | None
-    arena: int
-    offset: int
-    nbytes: int
-    lease: int
+    request: Id
+    payload: Data | None
+    arena: CountOrNone
+    offset: Count
+    nbytes: Count
+    lease: Id
     pieces: bool
-    participants: tuple[int, ...]
-    algorithm: str
-    elapsed: float
+    participants: Ranks
+    algorithm: Word
+    elapsed: Duration
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
     """A piece of the result of ``request``; ``last`` marks the end."""
 
-    request: int
-    data: bytes
+    request: Id
+    data: Data
     last: bool
 
 
@@ -214,7 +246,7 @@ class Download:
 class RequestFailed:
     """The request ended with this error."""
 
-    request: int
+    request: Id
     error: WireError
 
 
@@ -222,7 +254,7 @@ class RequestFailed:
 class GroupEnded:
     """The group can run nothing more; further submits get this error."""
 
-    group: int
+    group: Id
     error: WireError
 
 
@@ -232,3 +264,84 @@ ToClient: TypeAlias = (
     " | GroupEnded"
 )
 WITH_DESCRIPTOR: tuple[type, ...] = (ArenaGranted, ResultArena)
+
+# Bytes
+
+CODES: Mapping[type, int] = {
+    Hello: 1,
+    Join: 2,
+    AllocateArena: 3,
+    ReleaseArena: 4,
+    Submit: 5,
+    Upload: 6,
+    ReleaseLeases: 7,
+    Leave: 8,
+    Welcome: 65,
+    Refused: 66,
+    Joined: 67,
+    ArenaGranted: 68,
+    ResultArena: 69,
+    ResultArenaGone: 70,
+    Done: 71,
+    Download: 72,
+    RequestFailed: 73,
+    GroupEnded: 74,
+}
+"""The type code of each message: below 64 to the agent, from 65 to the client, at most 127. They never change."""
+
+_FIRST_TO_CLIENT = 64
+_CODECS: Mapping[type, Codec[ToAgent | ToClient]] = {cls: Codec(cls, code=code) for cls, code in CODES.items()}
+_BY_CODE = {code: _CODECS[cls] for cls, code in CODES.items()}
+_LENGTH = struct.Struct("<I")
+# Where the type code of a body stands, by its first byte: an array of up to 15, 2^16-1 or 2^32-1 items.
+_CODE_AT = {**dict.fromkeys(range(0x91, 0xA0), 1), 0xDC: 3, 0xDD: 5}
+
+
+def encode(message: ToAgent | ToClient) -> bytes:
+    """Return the message as it goes over the socket, with its length in front.
+
+    :raises InternalError: it is too long or cannot be told; callers keep to the limits of the fields.
+    """
+    body = _CODECS[type(message)].pack(message)
+    if len(body) > MAX_MESSAGE:
+        raise InternalError(f"{type(message).__name__} has {len(body)} bytes, at most {MAX_MESSAGE} can be sent")
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode_to_agent(body: bytes | bytearray | memoryview) -> ToAgent:
+    """Return the message of a client, from its body (without the length).
+
+    :raises ProtocolError: it is no message that clients send, or anything about it is wrong.
+    """
+    code = _code(body)
+    if code >= _FIRST_TO_CLIENT:
+        raise ProtocolError(f"message type {code} goes from agent to client, not to the agent")
+    return cast("ToAgent", _decode(code, body))
+
+
+def decode_to_client(body: bytes | bytearray | memoryview) -> ToClient:
+    """Return the message of the agent, from its body (without the length).
+
+    :raises ProtocolError: it is no message that agents send, or anything about it is wrong.
+    """
+    code = _code(body)
+    if code < _FIRST_TO_CLIENT:
+        raise ProtocolError(f"message type {code} goes from client to agent, not to the client")
+    return cast("ToClient", _decode(code, body))
+
+
+def _code(body: bytes | bytearray | memoryview) -> int:
+    """Return the type code before anything else of the body is looked at: limits depend on it."""
+    place = _CODE_AT.get(body[0], len(body)) if body else 0
+    if place >= len(body) or body[place] > 0x7F:
+        raise ProtocolError("a message must be a msgpack array that begins with its type code")
+    return body[place]
+
+
+def _decode(code: int, body: bytes | bytearray | memoryview) -> ToAgent | ToClient:
+    codec = _BY_CODE.get(code)
+    if codec is None:
+        raise ProtocolError(f"message type {code} is not known")
+    if len(body) > MAX_MESSAGE:
+        raise ProtocolError(f"a message has {len(body)} bytes, at most {MAX_MESSAGE} are allowed")
+    return codec.unpack(body)

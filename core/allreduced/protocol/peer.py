@@ -6,15 +6,53 @@ transport carries a frame as opaque bytes of known length. Tensor data does not 
 
 from __future__ import annotations
 
+import dataclasses
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
-from allreduced.core.errors import WireError
+from allreduced.core.errors import InternalError, ProtocolError, WireError
 from allreduced.core.identity import GroupKey, Member
+from allreduced.core.limits import (
+    MAX_RANKS,
+    U8,
+    U32,
+    AtMost,
+    Count,
+    Id,
+    Ids,
+    Name,
+    Rank,
+    RankOrNone,
+    Ranks,
+    Signed,
+    Size,
+    Text,
+    Word,
+)
+from allreduced.protocol.codec import Codec
+from allreduced.protocol.local import ShapeText
 
 MAX_FRAME = 1 << 20
 """Bytes that one control frame may have at most."""
 
+MAX_PEERS = 1 << 13
+"""Agents that one :class:`PeerTable` tells at most."""
+
+MAX_GRANTS = 1 << 14
+"""Grants of one frame at most."""
+
+MAX_ADDRESS = 512
+"""Bytes of an agent's address at most."""
+
+MAX_TOKEN = 256
+"""Bytes of a transport's token for a posted receive at most."""
+
+Peers: TypeAlias = Annotated[tuple[tuple[Name, Annotated[str, AtMost(MAX_ADDRESS)]], ...], AtMost(MAX_PEERS)]
+Members: TypeAlias = Annotated[tuple[Member, ...], AtMost(MAX_RANKS)]
+Stamp: TypeAlias = Annotated[tuple[Signed, ...], AtMost(8)]
+Token: TypeAlias = Annotated[bytes, AtMost(MAX_TOKEN)]
 
 # Any time
 
@@ -28,14 +66,14 @@ class Heartbeat:
 class Goodbye:
     """The sender is going to stop; its operations are done. The link closes after it."""
 
-    reason: str
+    reason: Text
 
 
 @dataclass(frozen=True, slots=True)
 class PeerTable:
     """Agents that the sender knows, as (node, address); the receiver dials those that it does not know."""
 
-    peers: tuple[tuple[str, str], ...]
+    peers: Peers
 
 
 # Membership
@@ -46,11 +84,11 @@ class Announce:
     """A client of the sender waits for the group. ``client``: 64-bit random, names this claim to the rank."""
 
     key: GroupKey
-    size: int
-    rank: int
-    client: int
-    pid: int
-    local_rank: int
+    size: Size
+    rank: Rank
+    client: Id
+    pid: U32
+    local_rank: Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +96,7 @@ class Retract:
     """The claim announced as ``client`` is gone (process ended, deadline passed, refused)."""
 
     key: GroupKey
-    client: int
+    client: Id
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +104,7 @@ class Refuse:
     """The claim ``client`` of the receiver's cannot be served; its client gets the error."""
 
     key: GroupKey
-    client: int
+    client: Id
     error: WireError
 
 
@@ -78,19 +116,19 @@ class Form:
     """
 
     key: GroupKey
-    group: int
-    generation: int
-    tile_bytes: int
-    members: tuple[Member, ...]
-    clients: tuple[int, ...]
+    group: Id
+    generation: U32
+    tile_bytes: Count
+    members: Members
+    clients: Ids
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
     """The group can run nothing more, for this error, on any member."""
 
-    group: int
-    generation: int
+    group: Id
+    generation: U32
     error: WireError
 
 
@@ -98,9 +136,9 @@ class Broken:
 class Left:
     """Ranks left the group on purpose; what they submitted before stays valid."""
 
-    group: int
-    generation: int
-    ranks: tuple[int, ...]
+    group: Id
+    generation: U32
+    ranks: Ranks
 
 
 # Operations. Every frame names (group, generation, name, use).
@@ -110,13 +148,13 @@ class Left:
 class Fingerprint:
     """What must agree between ranks. ``shape``: see ``local.Submit``; ``root``: -1 where the kind has none."""
 
-    kind: str
-    dtype: int
-    op: int
-    shape: str
-    count: int
-    root: int
-    algorithm: str
+    kind: Word
+    dtype: U8
+    op: U8
+    shape: ShapeText
+    count: Count
+    root: RankOrNone
+    algorithm: Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +164,15 @@ class Grant:
     ``receive`` names it on the sender's side; ``token`` is the transport's (filled in by the driver).
     """
 
-    receive: int
-    step: int
-    block: int
-    first: int
-    tiles: int
-    token: bytes
+    receive: Id
+    step: U32
+    block: U32
+    first: Count
+    tiles: Count
+    token: Token
+
+
+Grants: TypeAlias = Annotated[tuple[Grant, ...], AtMost(MAX_GRANTS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,48 +183,48 @@ class Ready:
     (negative priority, lamport time, index of the member with the lowest rank), or empty where not known yet.
     """
 
-    group: int
-    generation: int
-    name: str
-    use: int
-    attempt: int
+    group: Id
+    generation: U32
+    name: Name
+    use: Id
+    attempt: U32
     fingerprint: Fingerprint
-    stamp: tuple[int, ...]
-    grants: tuple[Grant, ...]
+    stamp: Stamp
+    grants: Grants
 
 
 @dataclass(frozen=True, slots=True)
 class MoreGrants:
     """Further receives of an operation whose READY was sent."""
 
-    group: int
-    generation: int
-    name: str
-    use: int
-    attempt: int
-    grants: tuple[Grant, ...]
+    group: Id
+    generation: U32
+    name: Name
+    use: Id
+    attempt: U32
+    grants: Grants
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
     """Take back the READY of ``attempt``, to free its memory for an operation that comes earlier in the order."""
 
-    group: int
-    generation: int
-    name: str
-    use: int
-    attempt: int
+    group: Id
+    generation: U32
+    name: Name
+    use: Id
+    attempt: U32
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
     """Answer to Withdraw. Not ``accepted``: the sender has begun to send data, the memory must stay."""
 
-    group: int
-    generation: int
-    name: str
-    use: int
-    attempt: int
+    group: Id
+    generation: U32
+    name: Name
+    use: Id
+    attempt: U32
     accepted: bool
 
 
@@ -191,35 +232,123 @@ class Withdrawn:
 class Queued:
     """All local ranks of the sender arrived, but it waits for memory; ``stamp`` as in Ready. Sent once at most."""
 
-    group: int
-    generation: int
-    name: str
-    use: int
-    stamp: tuple[int, ...]
+    group: Id
+    generation: U32
+    name: Name
+    use: Id
+    stamp: Stamp
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """These ranks of the sender submitted the operation, others of it are late; sent only when it takes long."""
 
-    group: int
-    generation: int
-    name: str
-    use: int
-    ranks: tuple[int, ...]
+    group: Id
+    generation: U32
+    name: Name
+    use: Id
+    ranks: Ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
     """The operation ended with this error at the sender and must end so everywhere."""
 
-    group: int
-    generation: int
-    name: str
-    use: int
+    group: Id
+    generation: U32
+    name: Name
+    use: Id
     error: WireError
 
 
 MembershipFrame: TypeAlias = "Announce | Retract | Refuse | Form | Broken | Left"
 OperationFrame: TypeAlias = "Ready | MoreGrants | Withdraw | Withdrawn | Queued | Arrived | Abort"
 Frame: TypeAlias = "Heartbeat | Goodbye | PeerTable | MembershipFrame | OperationFrame"
+
+# Bytes
+
+CODES: Mapping[type, int] = {
+    Heartbeat: 1,
+    Goodbye: 2,
+    PeerTable: 3,
+    Announce: 16,
+    Retract: 17,
+    Refuse: 18,
+    Form: 19,
+    Broken: 20,
+    Left: 21,
+    Ready: 32,
+    MoreGrants: 33,
+    Withdraw: 34,
+    Withdrawn: 35,
+    Queued: 36,
+    Arrived: 37,
+    Abort: 38,
+}
+"""The type code of each frame, in its header. They never change."""
+
+MAGIC = b"ARD1"
+VERSION = 1
+
+HEADER = struct.Struct("<4sBBHIQI")
+"""Magic, version, type code, 0, generation, group, body length; little-endian, 24 bytes."""
+
+
+class _Kind:
+    """How one class of frames is told."""
+
+    def __init__(self, cls: type[Frame], code: int) -> None:
+        names = tuple(field.name for field in dataclasses.fields(cls))
+        self.code = code
+        self.name = cls.__name__
+        self.grouped = "group" in names
+        self.codec: Codec[Frame] = Codec(cls, code=None, outside=("group", "generation") if self.grouped else ())
+
+
+_KINDS: Mapping[type, _Kind] = {cls: _Kind(cls, code) for cls, code in CODES.items()}
+_BY_CODE = {kind.code: kind for kind in _KINDS.values()}
+
+
+def encode(frame: Frame) -> bytes:
+    """Return the frame as it goes over the control flow: header and body.
+
+    :raises InternalError: it is too long or cannot be told; callers keep to the limits of the fields.
+    """
+    kind = _KINDS[type(frame)]
+    body = kind.codec.pack(frame)
+    if HEADER.size + len(body) > MAX_FRAME:
+        raise InternalError(f"{kind.name} has {HEADER.size + len(body)} bytes, at most {MAX_FRAME} can be sent")
+    group: int = getattr(frame, "group", 0)
+    generation: int = getattr(frame, "generation", 0)
+    return HEADER.pack(MAGIC, VERSION, kind.code, 0, generation, group, len(body)) + body
+
+
+def decode(payload: bytes | bytearray | memoryview) -> Frame:
+    """Return the frame that came over the control flow.
+
+    :raises ProtocolError: anything about it is wrong.
+    """
+    if not HEADER.size <= len(payload) <= MAX_FRAME:
+        raise ProtocolError(f"a frame has {len(payload)} bytes, {HEADER.size} to {MAX_FRAME} are allowed")
+    magic, version, code, reserved, generation, group, length = HEADER.unpack_from(payload)
+    if magic != MAGIC:
+        raise ProtocolError(f"a frame begins with {magic!r}, not with {MAGIC!r}")
+    if version != VERSION:
+        raise ProtocolError(f"a frame has version {version}, this agent speaks {VERSION}")
+    kind = _BY_CODE.get(code)
+    if kind is None:
+        raise ProtocolError(f"frame type {code} is not known")
+    if reserved != 0:
+        raise ProtocolError(f"{kind.name}: the reserved field of the header is {reserved}, it must be 0")
+    if length != len(payload) - HEADER.size:
+        raise ProtocolError(
+            f"{kind.name}: the header tells {length} bytes of body, there are {len(payload) - HEADER.size}"
+        )
+    body = memoryview(payload)[HEADER.size :]
+    if kind.grouped:
+        return kind.codec.unpack(body, group, generation)
+    if group != 0 or generation != 0:
+        raise ProtocolError(
+            f"{kind.name}: group and generation of the header must be 0, they are {group}, {generation}"
+        )
+    return kind.codec.unpack(body)

@@ -1,0 +1,49 @@
+# Two commands on a fresh machine do everything: `make demo` and `make test`. Each makes the virtual environment it
+# needs (Python 3.11 or newer and g++ must be there; tools/venv.sh says what else is missing and mends it if it may).
+
+VENV ?= .venv
+PY := $(VENV)/bin/python
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard daemon/native/*)
+TORCH ?= torch==2.13.0
+
+.PHONY: help demo test check test-native test-frameworks format wheel clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+$(VENV)/.installed: $(SOURCES) tools/venv.sh
+	tools/venv.sh $(VENV)
+	$(PY) -m pip install -q -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/.installed ## train a small network over three agents, and check the result
+	$(VENV)/bin/allreduced demo
+
+test: $(VENV)/.installed ## run the tests
+	$(PY) -m pytest
+
+check: $(VENV)/.installed ## ruff, mypy --strict, import-linter
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+test-native: $(VENV)/.installed ## kernels under the address and undefined-behaviour sanitizers
+	$(VENV)/bin/python -c 'import cmake' 2>/dev/null || $(PY) -m pip install -q cmake ninja
+	$(VENV)/bin/cmake -G Ninja -S daemon/native/tests -B build/native-tests -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja)
+	$(VENV)/bin/cmake --build build/native-tests
+	$(VENV)/bin/ctest --test-dir build/native-tests --output-on-failure
+
+test-frameworks: $(VENV)/.installed ## launchers of other frameworks: torchrun (installs PyTorch)
+	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install -q '$(TORCH)'
+	$(PY) -m pytest tests/frameworks
+
+format: $(VENV)/.installed ## format the Python code
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+wheel: $(VENV)/.installed ## build the sdist and the wheel into dist/
+	$(PY) -m pip wheel -q --no-deps -w dist .
+
+clean: ## remove what was built, and the virtual environment
+	rm -rf $(VENV) build dist

@@ -1,0 +1,78 @@
+#include "request.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "instruction_set.h"
+
+namespace allreduced {
+namespace {
+
+// More than any address space has, and far from overflowing.
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 56;
+constexpr std::size_t kMostSources = std::size_t{1} << 16;
+
+[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
+
+std::size_t row(std::int64_t dtype) {
+    if (dtype < 0 || dtype >= static_cast<std::int64_t>(kDTypes) || kernels().itemsize[dtype] == 0) {
+        refuse("unknown dtype code " + std::to_string(dtype));
+    }
+    return static_cast<std::size_t>(dtype);
+}
+
+Kernel find(std::size_t dtype, std::int64_t reduction) {
+    if (reduction < 0 || reduction >= static_cast<std::int64_t>(kReductions)) {
+        refuse("unknown reduction code " + std::to_string(reduction));
+    }
+    const Kernel kernel = kernels().at[dtype][reduction];
+    if (kernel == nullptr) {
+        refuse("reduction code " + std::to_string(reduction) + " is not defined for dtype code " +
+               std::to_string(dtype));
+    }
+    return kernel;
+}
+
+}  // namespace
+
+Request::Request(std::int64_t dtype, std::int64_t reduction, std::int64_t divisor, std::int64_t count,
+                 const std::vector<std::uintptr_t>& sources, std::uintptr_t target)
+    : kernel_(find(row(dtype), reduction)),
+      itemsize_(kernels().itemsize[dtype]),
+      count_(static_cast<std::size_t>(count)),
+      divisor_(static_cast<double>(divisor)),
+      target_(reinterpret_cast<unsigned char*>(target)) {
+    if (count < 0 || static_cast<std::uint64_t>(count) > kMostBytes / itemsize_) {
+        refuse("count must be between 0 and " + std::to_string(kMostBytes / itemsize_) + ", got " +
+               std::to_string(count));
+    }
+    if (divisor < 1) refuse("divisor must be at least 1, got " + std::to_string(divisor));
+    if (sources.empty()) refuse("sources is empty; at least one is needed");
+    if (sources.size() > kMostSources) {
+        refuse("sources has " + std::to_string(sources.size()) + " entries; at most " + std::to_string(kMostSources) +
+               " are supported");
+    }
+    if (static_cast<Reduction>(reduction) == Reduction::copy && sources.size() != 1) {
+        refuse("copy takes one source, got " + std::to_string(sources.size()));
+    }
+    sources_.reserve(sources.size());
+    for (const std::uintptr_t source : sources) {
+        if (source == 0 && count > 0) refuse("a source address is 0");
+        sources_.push_back(reinterpret_cast<const unsigned char*>(source));
+    }
+    if (target == 0 && count > 0) refuse("the target address is 0");
+}
+
+void Request::run(std::size_t first, std::size_t count) const {
+    if (count == 0) return;
+    kernel_({sources_.data(), sources_.size(), target_, first, count, divisor_});
+}
+
+DefaultFloatingPoint::DefaultFloatingPoint() : saved_{} {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+}
+
+DefaultFloatingPoint::~DefaultFloatingPoint() { std::fesetenv(&saved_); }
+
+}  // namespace allreduced

@@ -1,0 +1,162 @@
+"""Frames between agents: bytes of version 1, which later versions must read and write, and the header."""
+
+from __future__ import annotations
+
+import pytest
+
+from allreduced.core.errors import InternalError, ProtocolError, WireError
+from allreduced.core.identity import GroupKey, Member
+from allreduced.protocol import peer
+from allreduced.protocol.peer import HEADER, Frame, decode, encode
+
+ERROR: WireError = ("rank_lost", "rank 2 is gone", "see its log", {"ranks": [2], "nodes": ["b"]})
+KEY = GroupKey(1000, "job-1", "world")
+
+# Recorded once. A change here breaks every agent of version 1.
+VERSION_1: list[tuple[Frame, str]] = [
+    (peer.Heartbeat(), ("41524431010100000000000000000000000000000100000090")),
+    (peer.Goodbye("SIGTERM"), ("41524431010200000000000000000000000000000900000091a75349475445524d")),
+    (
+        peer.PeerTable((("node-a", "tcp://10.0.0.1:4123"), ("node-b", "tcp://[::1]:4123"))),
+        (
+            "415244310103000000000000000000000000000037000000919292a66e6f64652d61b37463703a2f2f31302e302e302e313a3431323392a66e6f64652d62b07463703a2f2f5b3a3a315d3a34313233"
+        ),
+    ),
+    (
+        peer.Announce(KEY, 6, 3, 77, 4242, 1),
+        ("4152443101100000000000000000000000000000180000009693cd03e8a56a6f622d31a5776f726c6406034dcd109201"),
+    ),
+    (peer.Retract(KEY, 77), ("4152443101110000000000000000000000000000120000009293cd03e8a56a6f622d31a5776f726c644d")),
+    (
+        peer.Refuse(KEY, 77, ERROR),
+        (
+            "41524431011200000000000000000000000000004a0000009393cd03e8a56a6f622d31a5776f726c644d94a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162"
+        ),
+    ),
+    (
+        peer.Form(KEY, 7, 1, 1 << 20, (Member("node-a", 11, (0, 1)), Member("node-b", 12, (2,))), (77, 78, 79)),
+        (
+            "4152443101130000010000000700000000000000320000009493cd03e8a56a6f622d31a5776f726c64ce001000009293a66e6f64652d610b92000193a66e6f64652d620c9102934d4e4f"
+        ),
+    ),
+    (
+        peer.Broken(7, 1, ERROR),
+        (
+            "4152443101140000010000000700000000000000390000009194a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162"
+        ),
+    ),
+    (peer.Left(7, 1, (0, 65535)), ("415244310115000001000000070000000000000006000000919200cdffff")),
+    (
+        peer.Ready(
+            7,
+            1,
+            "layer1.w",
+            2,
+            0,
+            peer.Fingerprint("all_reduce", 1, 1, "(2, 3)", 6, -1, ""),
+            (-1, 9, 0),
+            (peer.Grant(1, 0, 1, 0, 4, b"\x01\x02"), peer.Grant(2, 1, 0, 4, 1, b"")),
+        ),
+        (
+            "41524431012000000100000007000000000000003b00000096a86c61796572312e77020097aa616c6c5f7265647563650101a628322c20332906ffa093ff090092960100010004c4020102960201000401c400"
+        ),
+    ),
+    (
+        peer.MoreGrants(7, 1, "", 2, 1, (peer.Grant(3, 0, 1, 5, 1, b"\x03"),)),
+        ("41524431012100000100000007000000000000000e00000094a0020191960300010501c40103"),
+    ),
+    (peer.Withdraw(7, 1, "w", 2, 1), ("41524431012200000100000007000000000000000500000093a1770201")),
+    (peer.Withdrawn(7, 1, "w", 2, 1, True), ("41524431012300000100000007000000000000000600000094a1770201c3")),
+    (peer.Queued(7, 1, "w", 2, (0, 9, 1)), ("41524431012400000100000007000000000000000800000093a1770293000901")),
+    (peer.Arrived(7, 1, "w", 2, (0, 3)), ("41524431012500000100000007000000000000000700000093a17702920003")),
+    (
+        peer.Abort(0x1122334455667788, 0xFFFFFFFF, "w", 2, ERROR),
+        (
+            "4152443101260000ffffffff88776655443322113c00000093a1770294a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162"
+        ),
+    ),
+]
+recorded = pytest.mark.parametrize(("frame", "text"), VERSION_1, ids=[type(frame).__name__ for frame, _ in VERSION_1])
+
+
+@recorded
+def test_bytes_of_version_1_are_written(frame: Frame, text: str) -> None:
+    assert encode(frame).hex() == text
+
+
+@recorded
+def test_bytes_of_version_1_are_read(frame: Frame, text: str) -> None:
+    payload = bytes.fromhex(text)
+    assert decode(payload) == frame
+    assert decode(memoryview(payload)) == frame
+    assert decode(bytearray(payload)) == frame
+
+
+@recorded
+def test_every_prefix_and_trailing_bytes_are_refused(frame: Frame, text: str) -> None:
+    payload = bytes.fromhex(text)
+    for cut in range(len(payload)):
+        with pytest.raises(ProtocolError):
+            decode(payload[:cut])
+    with pytest.raises(ProtocolError, match=f"{type(frame).__name__}: the header tells"):
+        decode(payload + b"\0")
+
+
+def test_every_frame_is_recorded_and_has_a_code() -> None:
+    unions = f"{peer.Frame} {peer.MembershipFrame} {peer.OperationFrame}".replace("|", " ").split()
+    names = set(unions) - {"MembershipFrame", "OperationFrame"}
+    assert {cls.__name__ for cls in peer.CODES} == {type(frame).__name__ for frame, _ in VERSION_1} == names
+    assert len(set(peer.CODES.values())) == len(peer.CODES)
+    assert all(0 < code < 256 for code in peer.CODES.values())
+
+
+GOOD = {"magic": b"ARD1", "version": 1, "code": 21, "reserved": 0, "generation": 1, "group": 7, "length": 2}
+BODY = b"\x91\x90"  # Left: no ranks
+
+
+def test_the_header_is_24_bytes() -> None:
+    assert HEADER.size == 24
+    assert decode(HEADER.pack(*GOOD.values()) + BODY) == peer.Left(7, 1, ())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("magic", b"ARD2", "a frame begins with b'ARD2', not with b'ARD1'"),
+        ("version", 2, "a frame has version 2, this agent speaks 1"),
+        ("code", 0, "frame type 0 is not known"),
+        ("code", 255, "frame type 255 is not known"),
+        ("code", 1, "Heartbeat: group and generation of the header must be 0, they are 7, 1"),
+        ("reserved", 1, "Left: the reserved field of the header is 1"),
+        ("length", 1, "Left: the header tells 1 bytes of body, there are 2"),
+        ("length", 3, "Left: the header tells 3 bytes of body, there are 2"),
+        ("length", 0xFFFFFFFF, "Left: the header tells 4294967295 bytes of body"),
+    ],
+)
+def test_headers_are_checked(field: str, value: int | bytes, text: str) -> None:
+    with pytest.raises(ProtocolError, match=text):
+        decode(HEADER.pack(*{**GOOD, field: value}.values()) + BODY)
+
+
+@pytest.mark.parametrize("payload", [b"", b"ARD1", bytes(24), b"GET / HTTP/1.1\r\nHost: agent\r\n\r\n", b"\xff" * 100])
+def test_stray_bytes_are_refused(payload: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(payload)
+
+
+def test_frames_over_the_limit_are_neither_written_nor_read() -> None:
+    member = Member("a", 1, tuple(range(1 << 16)))
+    with pytest.raises(InternalError, match=f"Form has .* at most {peer.MAX_FRAME} can be sent"):
+        encode(peer.Form(KEY, 7, 1, 1 << 20, (member,) * 6, ()))
+    with pytest.raises(ProtocolError, match=f"24 to {peer.MAX_FRAME} are allowed"):
+        decode(bytes(peer.MAX_FRAME + 1))
+
+
+def test_the_largest_group_fits() -> None:
+    size, nodes = 1 << 16, 1 << 12
+    held = size // nodes
+    members = tuple(
+        Member(f"n{node}", (1 << 64) - 1, tuple(range(node * held, node * held + held))) for node in range(nodes)
+    )
+    frame = peer.Form(KEY, 7, 1, 1 << 20, members, ((1 << 64) - 1,) * size)
+    assert decode(encode(frame)) == frame
