@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <exception>
 #include <system_error>
 #include <utility>
 #include <vector>

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <condition_variable>
 #include <csignal>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <stdexcept>

@@ -258,6 +258,27 @@ async def test_an_owner_may_refuse_a_link(endpoint: Endpoint) -> None:
         await listener.close()
 
 
+async def test_an_owner_may_speak_while_it_accepts(endpoint: Endpoint) -> None:
+    links: list[Link] = []
+    far_events, near_events = Recorder(), Recorder()
+
+    def greet(link: Link) -> LinkEvents:
+        links.append(link)
+        link.send_control(b"welcome")
+        return far_events
+
+    listener = await endpoint.transport.listen(endpoint.address, greet, _options("b", 2))
+    try:
+        link = await endpoint.transport.connect(listener.address, near_events, _options("a", 1))
+        await near_events.until_control([b"welcome"])
+        await link.close(BOUND)
+        await far_events.until_closed()
+        assert far_events.ends == near_events.ends == [None]
+        assert len(links) == 1
+    finally:
+        await listener.close()
+
+
 async def test_an_address_is_taken_once(endpoint: Endpoint) -> None:
     listener, _ = await endpoint.accept(_options("b", 2))
     try:

@@ -235,7 +235,7 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The operation waits for memory at the sender, which holds the lowest rank; ``stamp`` as in Ready."""
+    """All local ranks of the sender arrived, but it waits for memory; ``stamp`` as in Ready. Sent once at most."""
 
     group: Id
     generation: U32

@@ -123,12 +123,12 @@ class ArenaTable:
         if len(self._by_client.get(client, ())) >= limits.per_client_arenas:
             raise LimitExceeded(
                 f"this process has {limits.per_client_arenas} input arenas, the most that the agent allows",
-                limit="limits.per_client_arenas",
-                hint="close arrays from comm.empty() that are not used any more, or raise limits.per_client_arenas",
+                limit="limits.arenas_per_client",
+                hint="close arrays from comm.empty() that are not used any more, or raise limits.arenas_per_client",
             )
         for name, used, limit in (
-            ("limits.per_client", self.client_bytes(client), limits.per_client),
-            ("limits.inputs", self._inputs, limits.inputs),
+            ("limits.arena_bytes_per_client", self.client_bytes(client), limits.per_client),
+            ("limits.arena_bytes", self._inputs, limits.inputs),
         ):
             if used + nbytes > limit:
                 raise _too_much(nbytes, used, limit, name)
@@ -138,7 +138,7 @@ class ArenaTable:
 
     def _beyond_total(self, nbytes: int) -> LimitExceeded | None:
         if self._total + nbytes > self.limits.total:
-            return _too_much(nbytes, self._total, self.limits.total, "limits.total")
+            return _too_much(nbytes, self._total, self.limits.total, "limits.arena_bytes")
         return None
 
     def _start(self, entry: _Entry, created: Created) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -40,7 +41,9 @@ class Kernels(Protocol):
 
 
 class NativeKernels:
-    """The C++ kernels, on a pool of ``threads`` workers (0: as many as CPUs) bound to ``cpus`` (empty: unbound).
+    """The C++ kernels, on a pool of worker threads.
+
+    ``threads``: 0 for as many as this process may use CPUs. ``cpus``: what they are bound to; empty: unbound.
 
     :raises ImportError: the native module was not built or does not fit this machine.
     """
@@ -48,7 +51,7 @@ class NativeKernels:
     def __init__(self, threads: int, cpus: Sequence[int] = (), nice: int = 0) -> None:
         from allreduced.daemon.kernels import _native  # here, so that the rest of the agent is tested without it
 
-        self._pool = _native.Pool(threads, cpus, nice)
+        self._pool = _native.Pool(threads or len(os.sched_getaffinity(0)), cpus, nice)
         self.reduce = _native.reduce
         self.submit = self._pool.submit
         self.completed = self._pool.completed

@@ -83,7 +83,11 @@ class Link(abc.ABC):
         """Open writable ``buffer`` for data of this peer and return the token that the peer must send with.
 
         ``receive`` is the caller's number, unique per link while posted. The posting stays until every byte of the
-        buffer was received once (it is then over without a further callback), or until it is cancelled.
+        buffer was received once (it is then over without a further callback), or until it is cancelled. An empty one
+        is over at once. The number may be posted again after that; frames for the old posting do not reach the new one.
+
+        :raises ValueError: the number is in use, or the buffer is read-only.
+        :raises TypeError: the buffer is not C-contiguous.
         """
 
     @abc.abstractmethod
@@ -101,7 +105,12 @@ class Link(abc.ABC):
 
         It is cut into frames of at most ``max_frame`` bytes; data flows take the next frame when they are free:
         higher priority first, sends of one priority in turns. The memory belongs to the link until ``sent``.
-        ``tag``: unsigned 64 bits, carried in every frame's header for the receiver's checks.
+        ``tag``: unsigned 64 bits, carried in every frame's header for the receiver's checks. An empty buffer is sent at
+        once. On a link that is being closed nothing is sent, only ``sent`` follows. A token that is none of this
+        transport ends the link.
+
+        :raises ValueError: the number is in use, or offset or tag do not fit into 64 bits.
+        :raises TypeError: the buffer is not C-contiguous.
         """
 
     @abc.abstractmethod
@@ -220,7 +229,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     async def connect(self, address: str, events: LinkEvents, options: LinkOptions) -> Link:
-        """Dial, authenticate, open all flows.
+        """Dial, authenticate, open all flows. Events may come before the caller runs again.
 
         :raises AgentUnavailable: nobody answers (its ``__cause__`` tells refused from silent) within the timeout.
         :raises AuthenticationError: the other side has another secret.

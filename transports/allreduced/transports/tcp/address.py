@@ -7,9 +7,11 @@ import ipaddress
 import socket
 from typing import TypeAlias
 
+from allreduced.core.addresses import parse_address
 from allreduced.core.errors import ConfigError
 
 SCHEME = "tcp"
+_PREFIX = f"{SCHEME}://"
 
 SockAddr: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
 
@@ -19,18 +21,10 @@ def parse(address: str) -> tuple[str, int]:
 
     :raises ConfigError: it is not of that form.
     """
-    scheme, _, rest = address.partition("://")
-    host, colon, port = rest.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if bracketed:
-        host = host[1:-1]
-    digits = port.isascii() and port.isdigit() and len(port) <= 5
-    if scheme != SCHEME or not colon or not host or not digits or int(port) > 65535 or (":" in host) != bracketed:
-        raise ConfigError(
-            f"the address {address!r} is malformed",
-            hint="write it as tcp://host:port, or tcp://[address]:port for IPv6",
-        )
-    return host, int(port)
+    if not address.startswith(_PREFIX):
+        raise ConfigError(f"the address {address!r} is malformed: it does not begin with {_PREFIX}")
+    parsed = parse_address(address, any_port=True)
+    return parsed.host, parsed.port
 
 
 def text(sockaddr: SockAddr) -> str:
@@ -39,7 +33,7 @@ def text(sockaddr: SockAddr) -> str:
     if ":" in host:
         mapped = ipaddress.IPv6Address(host.partition("%")[0]).ipv4_mapped
         host = str(mapped) if mapped is not None else f"[{host}]"
-    return f"{SCHEME}://{host}:{port}"
+    return f"{_PREFIX}{host}:{port}"
 
 
 async def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, SockAddr]]:
@@ -47,8 +41,7 @@ async def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, Sock
 
     :raises OSError: the name is not known.
     """
-    numeric = _is_numeric(host)
-    if numeric:
+    if _is_numeric(host):
         found = socket.getaddrinfo(  # AI_NUMERICHOST: no look-up, does not block
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         )

@@ -53,6 +53,7 @@ class TcpListener(Listener):
         self._unfinished: dict[asyncio.Task[None], None] = {}
         """Connections that are not authenticated yet, oldest first."""
         self._assemblies: dict[bytes, _Assembly] = {}
+        """Authenticated links without all of their data flows, oldest first. As bounded as unfinished handshakes."""
         self._drops = DropLog(_log)
         self._paused: asyncio.TimerHandle | None = None
         self._open = True
@@ -136,6 +137,8 @@ class TcpListener(Listener):
 
     async def _assemble(self, sock: socket.socket, control: Handshake, local: str, source: str) -> bool:
         """Wait for the data flows of a link and hand it over. Return true if the link owns the sockets now."""
+        if len(self._assemblies) >= self._options.max_pending_handshakes:
+            next(iter(self._assemblies.values())).complete.cancel()
         assembly = self._assemblies[control.session] = _Assembly(control)
         kept = False
         try:
@@ -163,7 +166,13 @@ class TcpListener(Listener):
         try:
             events = self._accepted(link)
         except Exception as error:  # whatever it raises refuses the link
-            _log.warning("event=link_refused node=%s from=%s error=%s", link.peer.node, source, error)
+            _log.warning(
+                "event=link_refused node=%s from=%s error=%s",
+                link.peer.node,
+                source,
+                error,
+                exc_info=not isinstance(error, AllReducedError),
+            )
             link.broken("it was refused here")
         else:
             link.start(events)
