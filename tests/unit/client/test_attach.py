@@ -224,6 +224,21 @@ async def test_asyncio_starts_a_private_agent_too(starts: Callable[[int, str], P
     assert log.read_text() == "x"
 
 
+def test_a_private_agent_inherits_no_descriptors(starts: Callable[[int, str], Path], job: str) -> None:
+    program = "import os\nprint(sorted(os.listdir('/proc/self/fd')), file=open(log.name + '.fds', 'w'))\n"
+    log = starts(1, program + STARTER.format(path=str(TEST_AGENT)))
+    reader, writer = os.pipe()
+    try:
+        os.set_inheritable(writer, True)
+        with connect(job=job, rank=0, size=1) as comm:
+            comm.barrier()
+    finally:
+        os.close(reader)
+        os.close(writer)
+    # 3 tells that it is ready, 4 is the directory that is listed.
+    assert log.with_name("starts.fds").read_text().strip() == "['0', '1', '2', '3', '4']"
+
+
 def test_what_the_private_agent_says_is_raised(starts: Callable[[int, str], Path], job: str) -> None:
     error = list(to_wire(AuthenticationError("no secret", hint="set ALLREDUCED_SECRET or ALLREDUCED_INSECURE=1")))
     starts(1, f"import os\nos.write(3, {json.dumps({'error': error}).encode()!r} + b'\\n')\n")
@@ -284,8 +299,8 @@ def test_names_of_private_agents() -> None:
     assert str(found.socket).endswith("-1")
     assert (found.node, found.join) == ("h-1", "m:6")
     command = found.command()
-    assert command[:4] == [sys.executable, "-m", "allreduced.cli.main", "agent"]
-    assert command[4:] == [
+    assert command[:5] == [sys.executable, "-P", "-m", "allreduced.cli.main", "agent"]
+    assert command[5:] == [
         "--private", "--socket", str(found.socket), "--ready-fd", "3", "--node", "h-1", "--join", "m:6",
     ]  # fmt: skip
     with pytest.raises(AgentUnavailable, match="ALLREDUCED_JOIN"):
