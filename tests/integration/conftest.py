@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
-
 from tests.integration.agents import AgentProcess, StartAgent, end_processes, start_process
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.integration.agents import AgentProcess, NotStarted, StartAgent
 
 from allreduced.client import AsyncCommunicator
 from allreduced.core.errors import (
@@ -26,7 +27,6 @@ from allreduced.core.errors import (
     RankClaimed,
     RankLost,
 )
-from tests.integration.agents import AgentProcess, NotStarted, StartAgent
 
 LOOPBACK = ("--listen", "tcp://127.0.0.1:0")
 BOUND = 40.0
@@ -106,6 +106,26 @@ async def test_a_killed_agent_is_an_error_everywhere_in_bounded_time(start_agent
         with pytest.raises(ClusterError):
             await ranks[0].all_reduce(np.ones(1, "float32"))
     assert [agent.stop() for agent in agents[:2]] == [0, 0]
+
+
+async def test_a_frozen_agent_is_lost_after_the_failure_timeout(start_agent: StartAgent) -> None:
+    agents = three_agents(start_agent, ALLREDUCED_FAILURE_FAILURE_TIMEOUT="1.0")
+    async with asyncio.timeout(BOUND), group(agents, 3) as ranks:
+        waiting = [asyncio.ensure_future(rank.all_reduce(np.ones(500_000, "float32"))) for rank in ranks[:2]]
+        agents[2].process.send_signal(signal.SIGSTOP)
+        try:
+            for work in waiting:
+                with pytest.raises(PeerLost) as caught:
+                    await work
+                assert (caught.value.nodes, caught.value.ranks) == (("c",), (2,))
+        finally:
+            agents[2].process.send_signal(signal.SIGCONT)
+        with pytest.raises(PeerLost):  # it learns that the others have given it up
+            await ranks[2].all_reduce(np.ones(1, "float32"))
+    # They find each other again.
+    async with asyncio.timeout(BOUND), group(agents, 3, "again") as ranks:
+        results = await asyncio.gather(*(rank.all_reduce(np.ones(9)) for rank in ranks))
+    assert results[2].tolist() == [3.0] * 9
 
 
 async def test_the_survivors_run_the_next_job(start_agent: StartAgent) -> None:

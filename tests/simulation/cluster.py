@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from tests.simulation.agenda import Agenda
+from tests.simulation.kernels import numpy_dtype
+from tests.simulation.network import Network
+from tests.simulation.node import SimulatedNode
 
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import AllReducedError
@@ -21,10 +25,6 @@ from allreduced.daemon.engine.events import GroupForgotten, GroupStarted, Leases
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER, Region
 from allreduced.protocol.peer import Fingerprint
-from tests.simulation.agenda import Agenda
-from tests.simulation.kernels import numpy_dtype
-from tests.simulation.network import Network
-from tests.simulation.node import SimulatedNode
 
 
 @dataclass(slots=True)
@@ -75,6 +75,8 @@ class Cluster:
         self.requests: list[Request] = []
         self.groups: dict[int, GroupStarted] = {}
         self.lease_time = 2e-3
+        self.finished: list[tuple[str, int]] = []
+        """(name, use) of each result, in the order in which they came."""
         self._next_buffer = 1
         self._clients: dict[tuple[int, int], int] = {}
         self._uses: dict[tuple[int, int, str], int] = {}
@@ -121,6 +123,7 @@ class Cluster:
         """Read the result, under its lease for a while, and give the lease back."""
         request = self.requests[action.request]
         assert request.node is node
+        self.finished.append((request.call.name, request.use))
         region = action.region
         if region is None or action.lease == 0:
             request.answers.append(data)

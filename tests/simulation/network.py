@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
-from allreduced.protocol.peer import OperationFrame
 from tests.simulation.agenda import Agenda
 from tests.simulation.node import SimulatedNode
+
+from allreduced.protocol.peer import OperationFrame
 
 
 class Network:
@@ -22,18 +24,23 @@ class Network:
     def control(self, source: str, target: str, frame: OperationFrame) -> None:
         """Deliver a control frame after those that were sent before it."""
         self.frames.append((source, target, frame))
+        self.message(source, target, lambda node: node.take_frame(source, frame))
+
+    def message(self, source: str, target: str, deliver: Callable[[SimulatedNode], None]) -> None:
+        """Do something at the target, in order with the control frames."""
         at = max(self._last.get((source, target), 0.0), self._agenda.now + self._delay())
         self._last[source, target] = at
-        self._agenda.at(at, lambda: self._arrive(source, target, frame))
+
+        def arrive() -> None:
+            if self.nodes[source].alive:
+                deliver(self.nodes[target])
+
+        self._agenda.at(at, arrive)
 
     def data(self, source: str, target: str, receive: int, offset: int, data: bytes, tag: int) -> None:
         """Deliver a piece of data at any time."""
         node = self.nodes[target]
         self._agenda.after(self._delay(), lambda: node.land(source, receive, offset, data, tag))
-
-    def _arrive(self, source: str, target: str, frame: OperationFrame) -> None:
-        if self.nodes[source].alive:
-            self.nodes[target].take_frame(source, frame)
 
     def _delay(self) -> float:
         return self._rng.random() * (5e-3 if self._rng.random() < 0.1 else 5e-4)

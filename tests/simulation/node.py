@@ -9,7 +9,10 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from tests.simulation.agenda import Agenda
+from tests.simulation.kernels import fold, numpy_dtype
 
+from allreduced.core.errors import LimitExceeded
 from allreduced.core.reductions import Reduction
 from allreduced.daemon.engine.actions import (
     Action,
@@ -39,10 +42,7 @@ from allreduced.daemon.engine.events import (
 )
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
-from allreduced.core.errors import LimitExceeded
 from allreduced.protocol.peer import MoreGrants, OperationFrame, Ready
-from tests.simulation.agenda import Agenda
-from tests.simulation.kernels import fold, numpy_dtype
 
 
 class Peers(Protocol):
@@ -132,7 +132,7 @@ class SimulatedNode:
     def view(self, region: Region) -> npt.NDArray[np.uint8]:
         """Return the bytes of a region."""
         whole = self.buffers[region.buffer]
-        assert 0 <= region.offset, region
+        assert region.offset >= 0, region
         assert region.offset + region.nbytes <= len(whole), region
         return whole[region.offset : region.offset + region.nbytes]
 

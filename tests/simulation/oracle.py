@@ -7,11 +7,11 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+from tests.simulation.kernels import fold
 
 from allreduced.core.reductions import Reduction
 from allreduced.daemon.engine.program import BlockPlan, compile_program
 from allreduced.schedules.schedule import Schedule, block_bounds
-from tests.simulation.kernels import fold
 
 
 def expected(

@@ -5,11 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
-from allreduced.daemon.engine import admission
-from allreduced.daemon.engine.program import BlockPlan, compile_program
-from allreduced.schedules.schedule import Schedule
-from allreduced.schedules.select import schedule_for
 from tests.simulation.cluster import Cluster
 from tests.simulation.example_schedules import doubling, ring
 from tests.simulation.workload import (
@@ -21,6 +16,11 @@ from tests.simulation.workload import (
     seeds,
     submit_all,
 )
+
+from allreduced.daemon.engine import admission
+from allreduced.daemon.engine.program import BlockPlan, compile_program
+from allreduced.schedules.schedule import Schedule
+from allreduced.schedules.select import schedule_for
 
 
 def _run(seed: int, scheduler: object = None) -> None:

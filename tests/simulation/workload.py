@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from tests.simulation.cluster import Call, Cluster, Request, fingerprint
+from tests.simulation.kernels import numpy_dtype
+from tests.simulation.oracle import expected
 
 from allreduced.core.dtypes import DType
 from allreduced.core.reductions import Reduction
@@ -17,9 +20,6 @@ from allreduced.daemon.engine.limits import Limits
 from allreduced.protocol.peer import Fingerprint
 from allreduced.schedules.schedule import Schedule
 from allreduced.schedules.select import schedule_for
-from tests.simulation.cluster import Call, Cluster, Request, fingerprint
-from tests.simulation.kernels import numpy_dtype
-from tests.simulation.oracle import expected
 
 COUNTS = (0, 1, 2, 7, 16, 31, 64, 97, 127, 255, 509, 1021, 2039)
 Scheduler = Callable[[str, int, int], Schedule]
@@ -72,11 +72,11 @@ def random_layouts(rng: random.Random) -> list[dict[str, list[int]]]:
 
 def random_limits(rng: random.Random) -> Limits:
     """Return limits that are roomy, or so small that operations wait for each other."""
-    tight = rng.random() < 0.5
+    tight = rng.random() < 0.7
     return Limits(
         inline_bytes=rng.choice((0, 64, 1024)),
-        arena_bytes=rng.choice((64, 96, 160)) * 1024 if tight else 4 << 20,
-        scratch_bytes=rng.choice((32, 48)) * 1024 if tight else 2 << 20,
+        arena_bytes=rng.choice((24, 28, 36, 60)) * 1024 if tight else 4 << 20,
+        scratch_bytes=rng.choice((4, 8, 12)) * 1024 if tight else 2 << 20,
         arena_chunk=rng.choice((4096, 16384)),
         window_tiles=rng.choice((1, 2, 3, 4)),
     )
@@ -86,8 +86,7 @@ def random_data(rng: random.Random, dtype: DType, count: int) -> npt.NDArray[np.
     """Return elements whose sum depends on the order, where the type can show it."""
     generator = np.random.default_rng(rng.getrandbits(32))
     if dtype.is_integer:
-        info = np.iinfo(numpy_dtype(dtype))
-        return generator.integers(info.min, info.max, count, dtype=numpy_dtype(dtype), endpoint=True)
+        return np.frombuffer(generator.bytes(count * dtype.itemsize), numpy_dtype(dtype))
     values = generator.standard_normal(count) * 10.0 ** generator.integers(-3, 4, count)
     return values.astype(numpy_dtype(dtype))
 

@@ -406,7 +406,7 @@ def test_nonsense_of_peers_is_counted_and_harmless() -> None:
     assert a.ended == {}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_every_claim_ends_once_all_members_agree_and_runs_never_mix(data: st.DataObject, seed: int) -> None:
     """Random ranks on random nodes, random delivery, killed processes and agents, then a rerun of the same job."""

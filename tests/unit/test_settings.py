@@ -17,6 +17,8 @@ from allreduced.daemon.settings import (
     secret_bytes,
 )
 
+CONFIGS = Path(__file__).parents[2] / "configs"
+
 
 def test_nothing_given_gives_the_defaults() -> None:
     assert parse(None, "", {}, {}) == Settings()
@@ -142,3 +144,17 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_the_usual_socket_is_in_the_runtime_directory() -> None:
     assert default_socket({"XDG_RUNTIME_DIR": "/run/user/7"}) == "/run/user/7/allreduced/agent.sock"
     assert default_socket({}) == "/run/allreduced/agent.sock"
+
+
+@pytest.mark.parametrize("name", ["agent.toml", "single.toml"])
+def test_the_examples_are_valid(name: str) -> None:
+    assert load(str(CONFIGS / name), {}).engine == Settings().engine
+
+
+def test_the_full_example_names_every_setting_with_its_default() -> None:
+    text = (CONFIGS / "agent.toml").read_text()
+    settings = load(str(CONFIGS / "agent.toml"), {})
+    for section in settings.__struct_fields__:
+        for key in getattr(settings, section).__struct_fields__:
+            assert key in text
+    assert (settings.limits, settings.failure) == (Settings().limits, Settings().failure)

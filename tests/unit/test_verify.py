@@ -49,7 +49,8 @@ def test_doubling_is_right(members: int) -> None:
 
 def _without(schedule: Schedule, index: int) -> Schedule:
     columns = ("member", "block", "step", "move", "peer", "final")
-    return replace(schedule, **{name: np.delete(getattr(schedule, name), index) for name in columns})
+    member, block, step, move, peer, final = (np.delete(getattr(schedule, name), index) for name in columns)
+    return Schedule(schedule.algorithm, schedule.members, schedule.blocks, member, block, step, move, peer, final)
 
 
 @pytest.mark.parametrize("schedule", [direct(3), ring(3), doubling(4)], ids=lambda schedule: schedule.algorithm)

@@ -44,7 +44,7 @@ class PrivateAgent:
 
     def command(self, ready: int = _READY_FD) -> list[str]:
         """Return the command that starts it; it reports on the descriptor ``ready``."""
-        command = [sys.executable, "-m", "allreduced.cli.main", "agent", "--private"]
+        command = [sys.executable, "-P", "-m", "allreduced.cli.main", "agent", "--private"]
         command += ["--socket", str(self.socket), "--ready-fd", str(ready), "--node", self.node]
         if self.join is not None:
             command += ["--join", self.join]
@@ -123,6 +123,7 @@ def start(command: Sequence[str], *, until: float) -> Procedure[None]:
                 file_actions=(
                     (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
+                    *((os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in _inheritable()),
                     (os.POSIX_SPAWN_DUP2, writer, _READY_FD),
                 ),
             )
@@ -141,6 +142,19 @@ def start(command: Sequence[str], *, until: float) -> Procedure[None]:
     finally:
         os.close(reader)
     yield from _judge(answer, pid)
+
+
+def _inheritable() -> list[int]:
+    """Return the descriptors that a child would get, but for the standard ones.
+
+    The agent outlives this process: whoever waits for the end of a pipe of ours must not wait for the agent.
+    """
+    found = []
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208  # its own descriptor is closed when it returns
+        with contextlib.suppress(OSError):
+            if int(entry) > 2 and os.get_inheritable(int(entry)):
+                found.append(int(entry))
+    return found
 
 
 def check_installed() -> None:

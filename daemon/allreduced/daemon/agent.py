@@ -25,6 +25,7 @@ from allreduced.daemon.engine.limits import Limits as EngineLimits
 from allreduced.daemon.kernel_port import NativeKernels
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.local_server import LocalServer
+from allreduced.daemon.membership.events import Event as MembershipEvent
 from allreduced.daemon.membership.membership import Membership
 from allreduced.daemon.memory_share import default_total
 from allreduced.daemon.peers import Peers, reached
@@ -102,6 +103,21 @@ def run_agent(settings: Settings, options: AgentOptions, environ: Mapping[str, s
         raise
 
 
+class _Seen:
+    """Passes the clients' events on, and remembers whether there was a client at all. Implements ``EventSink``."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.engine_event = driver.engine_event
+        self.now = driver.now
+        self._driver = driver
+        self.client = False
+
+    def membership_event(self, event: MembershipEvent) -> None:
+        """Give the memberships an event."""
+        self.client = True
+        self._driver.membership_event(event)
+
+
 class Agent:
     """One run of an agent. Owns everything that is open and closes it in the right order."""
 
@@ -145,8 +161,9 @@ class Agent:
             node, self._incarnation, options.tile_bytes or engine.tile_bytes, lambda: secrets.randbits(63)
         )
         self._driver = Driver(self._engine, self._membership, self._kernels, self._arenas)
+        self._seen = _Seen(self._driver)
         self._server = LocalServer(
-            self._driver,
+            self._seen,
             self._arenas,
             node=node,
             incarnation=self._incarnation,
@@ -263,13 +280,12 @@ class Agent:
 
     async def _stop_without_clients(self) -> None:
         deadline = time.monotonic() + FIRST_CLIENT
-        seen = False
         while time.monotonic() < deadline:
             await asyncio.sleep(CLIENT_POLL)
-            if self._server.clients:
-                seen = True
+            if self._server.clients or self._seen.client:
+                self._seen.client = False
                 deadline = time.monotonic() + LINGER
-        logger.info("event=no_clients seen=%s", seen)
+        logger.info("event=no_clients")
         self._stop.set()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

@@ -164,11 +164,11 @@ class FakeAgent:
         self.order(lambda: self._fail(self._held.pop(name), error))
 
     def end_group(self, error: AllReducedError) -> None:
-        self.order(lambda: [client.send(GroupEnded(7, to_wire(error))) for client in self.clients] and None)
+        self.order(lambda: self._all(lambda client: client.send(GroupEnded(7, to_wire(error)))))
 
     def kill(self) -> None:
         """End all connections at once, as SIGKILL does."""
-        self.order(lambda: [self._drop(client) for client in list(self.clients)] and None)
+        self.order(lambda: self._all(self._drop))
 
     def close(self) -> None:
         if self._thread.is_alive() and not self._stopping:
@@ -176,6 +176,10 @@ class FakeAgent:
         self._thread.join(SECONDS)
 
     # The thread
+
+    def _all(self, action: Callable[[Client], None]) -> None:
+        for client in list(self.clients):
+            action(client)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -359,12 +363,12 @@ def _reduce(values: list[Array], reduction: Reduction) -> Array:
     combine = {Reduction.PROD: np.multiply, Reduction.MIN: np.minimum, Reduction.MAX: np.maximum}
     for value in values[1:]:
         result = combine.get(reduction, np.add)(result, value)
-    return result / len(values) if reduction is Reduction.MEAN else result
+    return np.divide(result, len(values)) if reduction is Reduction.MEAN else result
 
 
 @pytest.fixture
 def agent() -> Iterator[FakeAgent]:
-    """A running agent."""
+    """Start an agent."""
     running = FakeAgent()
     yield running
     running.close()
@@ -386,7 +390,7 @@ def make_agent() -> Iterator[MakeAgent]:
 
 @pytest.fixture
 def comm(agent: FakeAgent) -> Iterator[Communicator]:
-    """The only rank of a group."""
+    """Connect as the only rank of a group."""
     with connect(socket=agent.socket, job="test", rank=0, size=1, default_deadline=30.0) as communicator:
         yield communicator
 

@@ -25,8 +25,8 @@ class Capsule:
         self.of = of
         self.device = device
 
-    def __dlpack__(self, **arguments: object) -> object:
-        return self.of.__dlpack__(**arguments)  # type: ignore[call-overload]  # passed on as it came
+    def __dlpack__(self, *, stream: None = None) -> object:
+        return self.of.__dlpack__(stream=stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (self.device, 0)
@@ -38,7 +38,7 @@ class Capsule:
         np.arange(4, dtype=np.int32),
         Interface(np.arange(4, dtype=np.int32)),
         Capsule(np.arange(4, dtype=np.int32)),
-        memoryview(np.arange(4, dtype=np.int32)),
+        np.arange(4, dtype=np.int32).data,
         array.array("i", [0, 1, 2, 3]),
     ],
     ids=["numpy", "array interface", "dlpack", "memoryview", "array"],

@@ -18,7 +18,7 @@ from allreduced.client import (
     RankClaimed,
     WaitTimeout,
 )
-from allreduced.protocol.local import AllocateArena, Leave, Submit, ToAgent
+from allreduced.protocol.local import AllocateArena, Join, Leave, Submit, ToAgent
 
 if TYPE_CHECKING:
     from tests.unit.client.conftest import Client, FakeAgent, MakeAgent
@@ -151,7 +151,7 @@ async def test_the_operation_fails_with_the_error_of_the_agent(agent: FakeAgent,
 
 async def test_a_refused_join_is_raised(make_agent: MakeAgent) -> None:
     from allreduced.core.errors import to_wire
-    from allreduced.protocol.local import Join, RequestFailed
+    from allreduced.protocol.local import RequestFailed
 
     def script(agent: FakeAgent, client: Client, message: ToAgent) -> bool:
         if isinstance(message, Join):
@@ -172,8 +172,7 @@ async def test_cancelling_connect_gives_the_rank_back(agent: FakeAgent) -> None:
         await connecting
 
     task = asyncio.ensure_future(connect())
-    while not agent.clients or agent.clients[0].join is None:
-        await asyncio.sleep(0.001)
+    await asyncio.to_thread(agent.until, lambda: agent.count(Join) == 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

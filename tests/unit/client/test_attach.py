@@ -67,7 +67,7 @@ def alone(**arguments: object) -> object:
 
 
 def test_a_named_socket_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(AgentUnavailable, match="there is no such file.*allreduced agent --socket"):
+    with pytest.raises(AgentUnavailable, match=r"there is no such file.*allreduced agent --socket"):
         alone(socket=str(tmp_path / "none.sock"))
     with pytest.raises(AgentUnavailable, match="nobody listens"):
         alone(socket=f"@allreduced-none-{secrets.token_hex(8)}")
@@ -122,7 +122,7 @@ def test_an_agent_at_the_usual_place_is_used(tmp_path: Path, make_agent: MakeAge
 
 
 def test_starting_can_be_turned_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(AgentUnavailable, match=f"starting one is turned off.*{tmp_path}.*system.sock"):
+    with pytest.raises(AgentUnavailable, match=rf"starting one is turned off.*{tmp_path}.*system.sock"):
         alone(agent="require")
     monkeypatch.setenv("ALLREDUCED_AGENT", "require")
     with pytest.raises(AgentUnavailable, match="turned off"):
@@ -224,10 +224,25 @@ async def test_asyncio_starts_a_private_agent_too(starts: Callable[[int, str], P
     assert log.read_text() == "x"
 
 
+def test_a_private_agent_inherits_no_descriptors(starts: Callable[[int, str], Path], job: str) -> None:
+    program = "import os\nprint(sorted(os.listdir('/proc/self/fd')), file=open(log.name + '.fds', 'w'))\n"
+    log = starts(1, program + STARTER.format(path=str(TEST_AGENT)))
+    reader, writer = os.pipe()
+    try:
+        os.set_inheritable(writer, True)
+        with connect(job=job, rank=0, size=1) as comm:
+            comm.barrier()
+    finally:
+        os.close(reader)
+        os.close(writer)
+    # 3 tells that it is ready, 4 is the directory that is listed.
+    assert log.with_name("starts.fds").read_text().strip() == "['0', '1', '2', '3', '4']"
+
+
 def test_what_the_private_agent_says_is_raised(starts: Callable[[int, str], Path], job: str) -> None:
     error = list(to_wire(AuthenticationError("no secret", hint="set ALLREDUCED_SECRET or ALLREDUCED_INSECURE=1")))
     starts(1, f"import os\nos.write(3, {json.dumps({'error': error}).encode()!r} + b'\\n')\n")
-    with pytest.raises(AuthenticationError, match="no secret.*ALLREDUCED_SECRET"):
+    with pytest.raises(AuthenticationError, match=r"no secret.*ALLREDUCED_SECRET"):
         connect(job=job, rank=0, size=1)
 
 
@@ -235,7 +250,7 @@ def test_a_private_agent_that_fails_is_tried_again_but_not_for_ever(
     starts: Callable[[int, str], Path], job: str
 ) -> None:
     log = starts(1, "raise SystemExit(3)")
-    with pytest.raises(AgentUnavailable, match="did not start .status 3."):
+    with pytest.raises(AgentUnavailable, match=r"did not start .status 3."):
         connect(job=job, rank=0, size=1)
     assert log.read_text() == "xxx"
 
@@ -278,14 +293,14 @@ def test_names_of_private_agents() -> None:
     found = private_agent.private_agent(one, SETTINGS, uid=7, host="h")
     assert str(found.socket).startswith("@allreduced-7-")
     assert (found.node, found.join) == ("h", None)
-    two = Launch("j", 0, 4, 0, 2, 1, 2, "m", 5, "torchrun")
+    two = Launch("j", 0, 4, 0, 2, 1, 2, "m", 5, "torchrun", one_node=False)
     joined = AgentSettings(None, "socket", (), False, "m:6")
     found = private_agent.private_agent(two, joined, uid=7, host="h")
     assert str(found.socket).endswith("-1")
     assert (found.node, found.join) == ("h-1", "m:6")
     command = found.command()
-    assert command[:4] == [sys.executable, "-m", "allreduced.cli.main", "agent"]
-    assert command[4:] == [
+    assert command[:5] == [sys.executable, "-P", "-m", "allreduced.cli.main", "agent"]
+    assert command[5:] == [
         "--private", "--socket", str(found.socket), "--ready-fd", "3", "--node", "h-1", "--join", "m:6",
     ]  # fmt: skip
     with pytest.raises(AgentUnavailable, match="ALLREDUCED_JOIN"):

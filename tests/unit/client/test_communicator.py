@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from allreduced.client import (
@@ -32,6 +35,7 @@ from allreduced.protocol.local import (
     Submit,
     ToAgent,
     Upload,
+    encode,
 )
 
 if TYPE_CHECKING:
@@ -269,7 +273,12 @@ def test_threads_may_wait_for_different_works(agent: FakeAgent, comm: Communicat
 
 
 def test_all_reduce_many_packs_each_dtype(agent: FakeAgent, comm: Communicator) -> None:
-    tensors = [np.ones((2, 3), np.float32), np.arange(4), np.full((LARGE,), 2.0, np.float32), np.float32(5)]
+    tensors: list[npt.NDArray[np.number]] = [
+        np.ones((2, 3), np.float32),
+        np.arange(4),
+        np.full((LARGE,), 2.0, np.float32),
+        np.array(5, np.float32),
+    ]
     results = comm.all_reduce_many(tensors, name="grads")
     for given, got in zip(tensors, results, strict=True):
         np.testing.assert_array_equal(got, given)
@@ -303,15 +312,16 @@ def test_neighbours_in_an_arena_are_not_packed(agent: FakeAgent, comm: Communica
 
 def test_an_empty_list_is_no_operation(agent: FakeAgent, comm: Communicator) -> None:
     assert comm.all_reduce_many([]) == []
-    work = comm.all_reduce_many([], async_op=True)
-    assert work.wait() == []
+    none: list[npt.NDArray[np.float32]] = []
+    assert comm.all_reduce_many(none, async_op=True).wait() == []
     assert agent.count(Submit) == 0
 
 
 def test_the_first_error_of_several_parts_wins(agent: FakeAgent, comm: Communicator) -> None:
     agent.hold = True
-    out = [np.zeros(3), np.zeros(3, np.float32)]
-    work = comm.all_reduce_many([np.ones(3), np.ones(3, np.float32)], name="m", out=out, async_op=True)
+    tensors: list[npt.NDArray[np.floating]] = [np.ones(3), np.ones(3, np.float32)]
+    out: list[npt.NDArray[np.floating]] = [np.zeros(3), np.zeros(3, np.float32)]
+    work = comm.all_reduce_many(tensors, name="m", out=out, async_op=True)
     agent.fail("m/float64", RankLost("gone", ranks=[1]))
     with pytest.raises(RankLost):
         work.wait()
@@ -351,21 +361,21 @@ def test_barrier_and_empty_tensors_have_no_data(agent: FakeAgent, comm: Communic
         {"algorithm": "a" * 65},
     ],
 )
-def test_arguments_out_of_range_are_refused_here(agent: FakeAgent, comm: Communicator, bad: dict[str, str]) -> None:
+def test_arguments_out_of_range_are_refused_here(agent: FakeAgent, comm: Communicator, bad: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
-        comm.all_reduce(np.ones(3), **bad)
+        comm.all_reduce(np.ones(3), **bad)  # type: ignore[call-overload]  # wrong on purpose
     assert agent.count(Submit) == 0
 
 
 def test_mean_of_integers_and_unknown_dtypes_are_refused(comm: Communicator) -> None:
     with pytest.raises(InvalidArgument, match="mean of int64"):
         comm.all_reduce(np.arange(3), op="mean")
-    with pytest.raises(InvalidArgument, match="complex128.*float32, float64, int32, int64"):
+    with pytest.raises(InvalidArgument, match=r"complex128.*float32, float64, int32, int64"):
         comm.all_reduce(np.zeros(3, complex))
     with pytest.raises(InvalidArgument, match="byte order"):
         comm.all_reduce(np.zeros(3, ">f8"))
     with pytest.raises(InvalidArgument, match="list, which is no tensor"):
-        comm.all_reduce([1.0, 2.0])
+        comm.all_reduce([1.0, 2.0])  # type: ignore[call-overload]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="exclude"):
         comm.all_reduce(np.ones(2), view=True, out=np.ones(2))
     with pytest.raises(InvalidArgument, match="shape"):
@@ -456,6 +466,62 @@ def test_a_forked_child_cannot_use_the_communicator_and_does_not_disturb_the_par
     assert comm.all_reduce(np.ones(LARGE))[0] == 1
 
 
+def test_close_in_another_thread_ends_a_wait(
+    agent: FakeAgent, comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allreduced.client.session.SLICE_SECONDS", 0.01)
+    agent.hold = True
+    view = comm.all_reduce(np.ones(LARGE), view=True)  # keeps the connection open after close()
+    work = comm.all_reduce(np.ones(1), name="x", async_op=True)
+    ended: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            work.wait()
+        except ClosedError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    comm.close()
+    thread.join(20)
+    assert len(ended) == 1
+    assert view[0] == 1
+
+
+SCRIPT = """
+import numpy as np
+from allreduced.client import connect
+comm = connect(socket={socket!r}, job="script", rank=0, size=1)
+comm.all_reduce(np.ones(100_000))
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "view = comm.all_reduce(np.ones(100_000), view=True)"])
+def test_a_script_that_just_ends_leaves_orderly(agent: FakeAgent, end: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT.format(socket=agent.socket, end=end)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    agent.until(lambda: agent.count(Leave) == 1 and not agent.clients)
+
+
+def test_a_child_of_multiprocessing_leaves_orderly(agent: FakeAgent) -> None:
+    def child(socket: str) -> None:
+        connect(socket=socket, job="child", rank=0, size=1).barrier()
+
+    process = multiprocessing.get_context("fork").Process(target=child, args=(agent.socket,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    process.close()
+    agent.until(lambda: agent.count(Leave) == 1 and not agent.clients)
+
+
 def test_no_descriptors_are_left(agent: FakeAgent) -> None:
     def count() -> int:
         gc.collect()
@@ -474,23 +540,24 @@ def test_no_descriptors_are_left(agent: FakeAgent) -> None:
     before = count()
     for i in range(3):
         use()
-        agent.until(lambda n=i + 2: agent.ended == n)
+        agent.until(lambda: agent.ended == i + 2)  # noqa: B023  # called before the next round
     # The agent keeps its own result arenas: one for each new result that found no room.
     assert count() - before <= 2 * (len(agent._arenas))
 
 
 GARBAGE = {
-    "no msgpack": lambda submit: b"\x04\0\0\0\xff\xff\xff\xff",
-    "no length": lambda submit: b"\0\0\0\0",
-    "huge": lambda submit: b"\xff\xff\xff\xff",
+    "no msgpack": b"\x04\0\0\0\xff\xff\xff\xff",
+    "no length": b"\0\0\0\0",
+    "huge": b"\xff\xff\xff\xff",
+    "to the other side": encode(Leave(7)),
 }
 
 
 @pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE.keys())
-def test_garbage_ends_the_connection(make_agent: MakeAgent, data: Callable[[Submit], bytes]) -> None:
+def test_garbage_ends_the_connection(make_agent: MakeAgent, data: bytes) -> None:
     def script(agent: FakeAgent, client: Client, message: ToAgent) -> bool:
         if isinstance(message, Submit):
-            client.send_bytes(data(message))
+            client.send_bytes(data)
             return True
         return False
 

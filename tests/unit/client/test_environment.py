@@ -64,7 +64,9 @@ def test_nobody_launched_us() -> None:
 
 
 def test_torchrun_on_several_nodes() -> None:
-    assert launch(TORCHRUN) == Launch("torchrun-run7-2-node0-29500", 3, 4, 1, 2, 1, 2, "node0", 29500, "torchrun")
+    assert launch(TORCHRUN) == Launch(
+        "torchrun-run7-2-node0-29500", 3, 4, 1, 2, 1, 2, "node0", 29500, "torchrun", one_node=False
+    )
 
 
 def test_torchrun_on_one_node_is_told_apart_by_its_launcher() -> None:
@@ -122,7 +124,9 @@ def test_our_own_launcher_beats_the_names_it_also_sets() -> None:
         "ALLREDUCED_NODE": "1",
         "ALLREDUCED_NODES": "3",
     }
-    assert launch({**TORCHRUN, **own}) == Launch("run-1", 2, 6, 0, 2, 1, 3, "node0", 29500, "allreduced")
+    assert launch({**TORCHRUN, **own}) == Launch(
+        "run-1", 2, 6, 0, 2, 1, 3, "node0", 29500, "allreduced", one_node=False
+    )
 
 
 def test_plain_variables() -> None:
@@ -131,6 +135,13 @@ def test_plain_variables() -> None:
     pod = launch({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master", "MASTER_PORT": "5000"})
     assert (pod.local_rank, pod.local_size, pod.one_node) == (0, 1, False)
     assert launch({"RANK": "0", "WORLD_SIZE": "2"}).job == "env-L2"
+
+
+def test_a_group_of_some_ranks_still_belongs_to_the_whole_job() -> None:
+    pair = launch(TORCHRUN, rank=1, size=2)
+    assert (pair.job, pair.rank, pair.size, pair.local_size, pair.one_node) == (launch(TORCHRUN).job, 1, 2, 2, False)
+    alone = launch(TORCHRUN, rank=0, size=1)
+    assert (alone.local_rank, alone.local_size, alone.one_node) == (0, 1, False)
 
 
 def test_arguments_beat_variables() -> None:

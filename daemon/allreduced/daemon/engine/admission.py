@@ -7,8 +7,6 @@ operations never hold halves that the other one waits for, whatever the order in
 
 from __future__ import annotations
 
-from allreduced.core.dtypes import DType
-from allreduced.core.reductions import Reduction
 from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import SendFrame
 from allreduced.daemon.engine.context import Context
@@ -17,10 +15,11 @@ from allreduced.daemon.engine.execution import Execution, PeerFault
 from allreduced.daemon.engine.group import Group
 from allreduced.daemon.engine.memory import Allocation, Memory
 from allreduced.daemon.engine.operation import Operation, State
+from allreduced.daemon.engine.plan import Plan
 from allreduced.daemon.engine.program import program_for
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import Fingerprint, Queued, Ready, Withdraw, Withdrawn
-from allreduced.schedules.select import select
+from allreduced.daemon.engine.solo import Solo
+from allreduced.protocol.peer import Queued, Ready, Withdraw, Withdrawn
 
 _NOWHERE = Region(-1, 0, 0)
 
@@ -37,10 +36,11 @@ class Admission:
         self._mapping: dict[int, list[Operation]] = {}
         """By buffer that is being made: who waits for it."""
 
-    def admit(self, operation: Operation, fingerprint: Fingerprint) -> None:
-        """Take an operation whose local ranks are all here."""
-        self._prepare(operation, fingerprint)
-        execution = operation.execution
+    def admit(self, operation: Operation) -> None:
+        """Take an operation whose local ranks are all here and whose plan has no error."""
+        if operation.plan is None:
+            return
+        execution = operation.execution = self._prepare(operation, operation.plan)
         if execution is None:
             self._announce(operation)
             return
@@ -137,38 +137,32 @@ class Admission:
             self._requeue(operation)
             self._context.freed = True
 
-    def _prepare(self, operation: Operation, fingerprint: Fingerprint) -> None:
-        group = operation.group
-        operation.algorithm = select(fingerprint.kind, fingerprint.algorithm, len(group.members), fingerprint.count)
-        if fingerprint.kind == "barrier" or fingerprint.count == 0:
-            return
-        broadcast = fingerprint.kind == "broadcast"
-        root = -1
-        if broadcast:
-            root = next(index for index, member in enumerate(group.members) if fingerprint.root in member.ranks)
+    def _prepare(self, operation: Operation, plan: Plan) -> Execution | Solo | None:
+        """Return what will run the operation; None where there is no data."""
+        group, fingerprint = operation.group, operation.fingerprint
+        if not plan.nbytes or fingerprint is None:
+            return None
         sources = [
             submit.source
             for submit in operation.submits
-            if submit is not None and submit.source is not None and (not broadcast or submit.rank == fingerprint.root)
+            if submit is not None
+            and submit.source is not None
+            and (not plan.broadcast or submit.rank == fingerprint.root)
         ]
-        operation.execution = Execution(
-            self._context,
-            operation,
-            DType(fingerprint.dtype),
-            Reduction.COPY if broadcast else Reduction(fingerprint.op),
-            fingerprint.count,
-            sources,
-            program_for(fingerprint.kind, operation.algorithm, len(group.members), root, group.mine),
-        )
+        members = len(group.members)
+        if members == 1:
+            return Solo(self._context, operation, plan.dtype, plan.reduction, plan.nbytes, sources)
+        program = program_for(fingerprint.kind, plan.algorithm, members, plan.root_member, group.mine)
+        return Execution(self._context, operation, plan.dtype, plan.reduction, fingerprint.count, sources, program)
 
-    def _needs(self, operation: Operation, execution: Execution) -> tuple[int, int]:
+    def _needs(self, operation: Operation, execution: Execution | Solo) -> tuple[int, int]:
         """Return the bytes of result and scratch; a small result is a part of the scratch."""
         if execution.nbytes <= self._context.limits.inline_bytes:
             return 0, ((execution.nbytes + 63) & ~63) + execution.scratch_bytes
         return execution.nbytes, execution.scratch_bytes
 
     def _reserved(
-        self, operation: Operation, execution: Execution, result: Allocation | None, scratch: Allocation | None
+        self, operation: Operation, execution: Execution | Solo, result: Allocation | None, scratch: Allocation | None
     ) -> None:
         operation.result, operation.scratch = result, scratch
         if result is not None:
@@ -192,7 +186,7 @@ class Admission:
         """Post the receives and tell the others that this node is ready."""
         operation.state = State.READY
         if operation.peers:
-            if operation.execution is not None:
+            if isinstance(operation.execution, Execution):
                 operation.execution.post()
             operation.attempt += 1
             for node, member in operation.group.others:
@@ -205,7 +199,7 @@ class Admission:
         if fingerprint is None:
             return
         operation.peers[member].told_attempt = operation.attempt
-        grants = operation.execution.grants(member) if operation.execution is not None else ()
+        grants = operation.execution.grants(member) if isinstance(operation.execution, Execution) else ()
         self._context.out.append(
             SendFrame(
                 node,
@@ -241,7 +235,7 @@ class Admission:
         operation.state = State.RUNNING
         for node, member in operation.group.others:
             ready = operation.peers[member].ready
-            if ready is not None:
+            if ready is not None and isinstance(execution, Execution):
                 try:
                     execution.accept(member, ready.grants, pump=False)
                 except PeerFault as fault:

@@ -69,6 +69,7 @@ class Ending:
         operation.state = State.DELIVERED
         self._move_to_ending(operation)
         now = context.now
+        algorithm = operation.plan.algorithm if operation.plan is not None else ""
         for index, submit in enumerate(operation.submits):
             if submit is None:
                 continue
@@ -82,7 +83,7 @@ class Ending:
                     continue
                 lease = self._leases.grant(submit.client, holder)
             elapsed = now - operation.times[index]
-            context.out.append(Deliver(submit.client, submit.request, region, lease, (), operation.algorithm, elapsed))
+            context.out.append(Deliver(submit.client, submit.request, region, lease, (), algorithm, elapsed))
         operation.holder = holder
         operation.submits = []
         context.counters["delivered"] += 1

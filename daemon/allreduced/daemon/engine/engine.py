@@ -30,7 +30,7 @@ from allreduced.daemon.engine.events import (
     Submitted,
     TimePassed,
 )
-from allreduced.daemon.engine.execution import PeerFault
+from allreduced.daemon.engine.execution import Execution, PeerFault
 from allreduced.daemon.engine.flights import Posting
 from allreduced.daemon.engine.group import Group
 from allreduced.daemon.engine.leases import Leases
@@ -175,7 +175,7 @@ class Engine:
                 self._closed(posting)
             return
         execution, group, peer = operation.execution, operation.group, posting.row.peer
-        if execution is None:
+        if not isinstance(execution, Execution):
             return
         try:
             if event.tag != group.generation << 32 | operation.peers[peer].told_attempt:
@@ -210,7 +210,7 @@ class Engine:
         del operation.sendings[event.send]
         operation.outstanding -= 1
         operation.source_readers -= sending.of_source
-        if operation.execution is not None and operation.state is not State.FAILED:
+        if isinstance(operation.execution, Execution) and operation.state is not State.FAILED:
             operation.execution.sent(sending)
         if operation.state is State.RUNNING:
             self._deliver_if_done(operation)

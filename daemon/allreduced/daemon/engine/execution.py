@@ -208,6 +208,8 @@ class Execution:
     def reduced(self, job: Job) -> None:
         """Take note of a finished kernel job and do what it makes possible."""
         level, block = job.level, job.block
+        if level is None or block is None:
+            return
         before = level.progress.done
         level.progress.complete(job.first, job.end)
         done = level.progress.done

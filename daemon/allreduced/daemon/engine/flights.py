@@ -39,11 +39,16 @@ class Sending:
 
 
 class Job:
-    """A kernel job that makes tiles ``first … end-1`` of ``level``; ``of_source``: it reads clients' inputs."""
+    """A kernel job that makes tiles ``first … end-1`` of ``level``; ``of_source``: it reads clients' inputs.
+
+    Without level it makes the whole result.
+    """
 
     __slots__ = ("block", "end", "first", "level", "of_source", "operation")
 
-    def __init__(self, operation: Operation, block: Block, level: Level, first: int, end: int, of_source: bool) -> None:
+    def __init__(
+        self, operation: Operation, block: Block | None, level: Level | None, first: int, end: int, of_source: bool
+    ) -> None:
         self.operation = operation
         self.block = block
         self.level = level

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from allreduced.core.errors import AllReducedError
 from allreduced.daemon.engine.events import GroupStarted
 from allreduced.daemon.engine.operation import Operation
+from allreduced.protocol.peer import Fingerprint
+
+if TYPE_CHECKING:
+    from allreduced.daemon.engine.plan import Plan
 
 
 class Outcome:
@@ -37,6 +43,7 @@ class Group:
         "others",
         "outcomes",
         "place",
+        "plans",
         "ranks",
         "size",
         "tile_bytes",
@@ -60,6 +67,7 @@ class Group:
         """(node, member index) of the other members, in order."""
         self.uses: dict[str, list[int]] = {}
         """By name: the next use of each local rank."""
+        self.plans: dict[Fingerprint, Plan] = {}
         self.operations: dict[tuple[str, int], Operation] = {}
         self.ending: dict[tuple[str, int], Operation] = {}
         """Ended operations whose memory is still in use."""

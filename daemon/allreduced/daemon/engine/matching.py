@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from allreduced.core.dtypes import DType
-from allreduced.core.errors import AllReducedError, InvalidArgument, LimitExceeded, from_wire
-from allreduced.core.reductions import Reduction, parse_reduction
+from operator import itemgetter
+
+from allreduced.core.errors import AllReducedError, LimitExceeded, from_wire
 from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import Fail, SendFrame
 from allreduced.daemon.engine.admission import Admission
 from allreduced.daemon.engine.context import Context
 from allreduced.daemon.engine.ending import Ending
 from allreduced.daemon.engine.events import Submitted
-from allreduced.daemon.engine.execution import PeerFault
+from allreduced.daemon.engine.execution import Execution, PeerFault
 from allreduced.daemon.engine.group import Group, Outcome
 from allreduced.daemon.engine.operation import ENDED, STARTED, Operation, State
+from allreduced.daemon.engine.plan import plan_for
 from allreduced.daemon.engine.timers import Timers
 from allreduced.protocol.peer import (
     Abort,
@@ -26,10 +27,8 @@ from allreduced.protocol.peer import (
     Withdraw,
     Withdrawn,
 )
-from allreduced.schedules.select import select
 
 _OPENING = (Ready, Queued, Arrived)
-_MAX_COUNT = 1 << 58
 GONE = 1 << 62
 """The next use of a rank that left: it never waits for anything."""
 
@@ -93,7 +92,7 @@ class Matching:
         if group.left and self._check_left(operation):
             return
         if operation.missing == 0:
-            self._admission.admit(operation, submit.fingerprint)
+            self._admission.admit(operation)
         if operation.peers and (operation.state is State.GATHERING or operation.state is State.MAPPING):
             self._tell_arrived(operation, to_all=operation.told)
 
@@ -115,11 +114,12 @@ class Matching:
         if isinstance(frame, Ready):
             self._ready(operation, peer, frame)
         elif isinstance(frame, MoreGrants):
-            if view.ready is None or view.ready.attempt != frame.attempt or operation.execution is None:
+            execution, held = operation.execution, view.ready
+            if held is None or held.attempt != frame.attempt or not isinstance(execution, Execution):
                 self._context.counters["frames_ignored"] += 1
             elif operation.state in STARTED:
                 try:
-                    operation.execution.accept(peer, frame.grants, pump=True)
+                    execution.accept(peer, frame.grants, pump=True)
                 except PeerFault as fault:
                     self._ending.fail(operation, wording.bad_frame(operation, node, str(fault)))
             elif operation.state is not State.FAILED:
@@ -190,7 +190,8 @@ class Matching:
             operation.opened = now
         if submit.deadline_at < operation.deadline:
             operation.deadline = submit.deadline_at
-            warn = submit.deadline_at if operation.told else now + min(1.0, (submit.deadline_at - now) / 2)
+            asks = operation.peers and not operation.told
+            warn = now + min(1.0, (submit.deadline_at - now) / 2) if asks else submit.deadline_at
             self._timers.set(operation, min(operation.wake, max(warn, now)))
 
     def _check(self, operation: Operation, submit: Submitted) -> AllReducedError | None:
@@ -201,23 +202,23 @@ class Matching:
             operation.fingerprint = fingerprint
         elif known is not fingerprint and known != fingerprint:
             return wording.mismatch(operation, self._fingerprints(operation))
-        if known is None or operation.missing + 1 == len(operation.submits):
-            error = _problem(operation.group, fingerprint)
-            if error is not None:
-                return error
-        kind = fingerprint.kind
-        if kind == "barrier" or not fingerprint.count or (kind == "broadcast" and submit.rank != fingerprint.root):
+        plan = operation.plan
+        if plan is None:
+            plan = operation.plan = plan_for(operation.group, fingerprint)
+            if plan.error is not None:
+                return plan.error
+        wanted = plan.nbytes
+        if not wanted or (plan.broadcast and submit.rank != fingerprint.root):
             return None
-        wanted = fingerprint.count * DType(fingerprint.dtype).itemsize
         given = submit.source.nbytes if submit.source is not None else 0
         return None if given == wanted else wording.bad_source(operation, submit.rank, given, wanted)
 
     def _fingerprints(self, operation: Operation) -> list[tuple[int, Fingerprint]]:
         pairs = [(submit.rank, submit.fingerprint) for submit in operation.submits if submit is not None]
         for member, view in zip(operation.group.members, operation.peers, strict=False):
-            if view.ready is not None:
-                pairs += [(rank, view.ready.fingerprint) for rank in member.ranks]
-        return sorted(pairs, key=lambda pair: pair[0])
+            if view.fingerprint is not None:
+                pairs += [(rank, view.fingerprint) for rank in member.ranks]
+        return sorted(pairs, key=itemgetter(0))
 
     def _find_or_open(self, group: Group, peer: int, frame: OperationFrame) -> Operation | None:
         """Return the operation that a frame opens; None where it ended here, or was never there."""
@@ -253,6 +254,7 @@ class Matching:
             return
         view.attempt = frame.attempt
         view.ready = frame
+        view.fingerprint = frame.fingerprint
         operation.unready -= 1
         if operation.fingerprint is None:
             operation.fingerprint = frame.fingerprint
@@ -309,38 +311,6 @@ class Matching:
         if operation.execution is None:
             return []
         return [members[peer].node for peer in operation.execution.unserved()]
-
-
-def _problem(group: Group, fingerprint: Fingerprint) -> AllReducedError | None:
-    """Return what is wrong with a fingerprint in itself."""
-    try:
-        select(fingerprint.kind, fingerprint.algorithm, len(group.members), fingerprint.count)
-        if not 0 <= fingerprint.count <= _MAX_COUNT:
-            return InvalidArgument(f"{fingerprint.count} elements are not supported")
-        if fingerprint.kind == "broadcast" and fingerprint.root not in _all_ranks(group):
-            return InvalidArgument(
-                f"{group.label} has no rank {fingerprint.root} that could be the root",
-                hint=f"there are {wording.ranks_text(sorted(_all_ranks(group)))}",
-            )
-        if fingerprint.kind == "barrier":
-            return None
-        if fingerprint.dtype not in _DTYPES:
-            return InvalidArgument(f"unknown code {fingerprint.dtype} of an element type")
-        if fingerprint.kind != "broadcast":
-            if fingerprint.op not in _REDUCTIONS:
-                return InvalidArgument(f"unknown code {fingerprint.op} of a reduction")
-            parse_reduction(Reduction(fingerprint.op).label, DType(fingerprint.dtype))
-    except AllReducedError as error:
-        return error
-    return None
-
-
-_DTYPES = {int(dtype) for dtype in DType}
-_REDUCTIONS = {int(reduction) for reduction in Reduction}
-
-
-def _all_ranks(group: Group) -> set[int]:
-    return {rank for member in group.members for rank in member.ranks}
 
 
 def _too_many_names(group: Group, limit: int) -> LimitExceeded:

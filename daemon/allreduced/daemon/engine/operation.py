@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from allreduced.daemon.engine.flights import Posting, Sending
     from allreduced.daemon.engine.group import Group
     from allreduced.daemon.engine.leases import Holder
+    from allreduced.daemon.engine.plan import Plan
+    from allreduced.daemon.engine.solo import Solo
 
 
 class State(enum.Enum):
@@ -48,11 +50,24 @@ ENDED = (State.DELIVERED, State.FAILED)
 class PeerView:
     """What one other member told about the operation, and what it was told."""
 
-    __slots__ = ("asked", "attempt", "here", "ranks", "ready", "refused", "told_attempt", "told_ranks", "waiting")
+    __slots__ = (
+        "asked",
+        "attempt",
+        "fingerprint",
+        "here",
+        "ranks",
+        "ready",
+        "refused",
+        "told_attempt",
+        "told_ranks",
+        "waiting",
+    )
 
     def __init__(self) -> None:
         self.ready: Ready | None = None
         """The READY that holds, None if there is none or it was withdrawn."""
+        self.fingerprint: Fingerprint | None = None
+        """What its ranks called, also after a withdrawal."""
         self.attempt = 0
         """The highest attempt seen."""
         self.here = False
@@ -80,7 +95,6 @@ class Operation:
 
     __slots__ = (
         "absent",
-        "algorithm",
         "attempt",
         "deadline",
         "error",
@@ -94,6 +108,7 @@ class Operation:
         "outstanding",
         "peers",
         "pinned",
+        "plan",
         "postings",
         "priority",
         "queued_told",
@@ -126,6 +141,8 @@ class Operation:
         self.missing = ranks
         """Local ranks that did not submit yet."""
         self.fingerprint: Fingerprint | None = None
+        self.plan: Plan | None = None
+        """What the fingerprint means; set at the first local submit."""
         self.priority = 0
         self.opened = 0.0
         """Time of the first local submit."""
@@ -145,13 +162,12 @@ class Operation:
         self.queued_told = False
         self.pinned = False
         """A peer refused a withdrawal: it has begun to send, the memory must stay."""
-        self.execution: Execution | None = None
+        self.execution: Execution | Solo | None = None
         self.result: Allocation | None = None
         """The result's memory in an arena of the group; None where it is small and lies in ``scratch``."""
         self.scratch: Allocation | None = None
         self.holder: Holder | None = None
         """The result's memory after delivery, shared with its leases."""
-        self.algorithm = ""
         self.postings: dict[int, Posting] = {}
         self.sendings: dict[int, Sending] = {}
         self.outstanding = 0

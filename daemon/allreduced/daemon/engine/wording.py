@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import (
@@ -54,7 +55,7 @@ def mismatch(operation: Operation, fingerprints: Sequence[tuple[int, Fingerprint
     first = fingerprints[0][1]
     other = next(fingerprint for _, fingerprint in fingerprints if fingerprint != first)
     field = differing_field(first, other)
-    by_rank = {rank: field_text(fingerprint, field) for rank, fingerprint in sorted(fingerprints, key=_rank)}
+    by_rank = {rank: field_text(fingerprint, field) for rank, fingerprint in sorted(fingerprints, key=itemgetter(0))}
     by_value: dict[str, list[int]] = {}
     for rank, value in by_rank.items():
         by_value.setdefault(value, []).append(rank)
@@ -66,10 +67,6 @@ def mismatch(operation: Operation, fingerprints: Sequence[tuple[int, Fingerprint
         by_rank=by_rank,
         hint=f"give {field} the same value on all ranks, or give different operations different names",
     )
-
-
-def _rank(pair: tuple[int, Fingerprint]) -> int:
-    return pair[0]
 
 
 def deadline(operation: Operation, waited: float, late_nodes: Sequence[str]) -> DeadlineExceeded:
