@@ -38,7 +38,7 @@ def _setup(seed: int) -> tuple[random.Random, Cluster, list[Planned]]:
     return rng, cluster, plan(cluster, rng, rng.choice((3, 8, 20)))
 
 
-@pytest.mark.parametrize("seed", seeds(100))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_a_missing_rank_is_named(seed: int) -> None:
     with replayable("test_failures.py::test_a_missing_rank_is_named", seed):
         rng, cluster, planned = _setup(seed)
@@ -66,7 +66,7 @@ def test_a_missing_rank_is_named(seed: int) -> None:
         cluster.close()
 
 
-@pytest.mark.parametrize("seed", seeds(100))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_a_mismatch_ends_the_operation_on_every_rank(seed: int) -> None:
     with replayable("test_failures.py::test_a_mismatch_ends_the_operation_on_every_rank", seed):
         rng, cluster, planned = _setup(seed)
@@ -100,7 +100,7 @@ def test_a_mismatch_ends_the_operation_on_every_rank(seed: int) -> None:
         cluster.close()
 
 
-@pytest.mark.parametrize("seed", seeds(150))
+@pytest.mark.parametrize("seed", seeds(80))
 def test_a_dead_node_breaks_its_groups_only(seed: int) -> None:
     with replayable("test_failures.py::test_a_dead_node_breaks_its_groups_only", seed):
         rng, cluster, planned = _setup(seed)
@@ -131,7 +131,7 @@ def test_a_dead_node_breaks_its_groups_only(seed: int) -> None:
         cluster.close()
 
 
-@pytest.mark.parametrize("seed", seeds(150))
+@pytest.mark.parametrize("seed", seeds(80))
 def test_a_rank_that_leaves_is_missed_only_where_it_is_missing(seed: int) -> None:
     with replayable("test_failures.py::test_a_rank_that_leaves_is_missed_only_where_it_is_missing", seed):
         rng, cluster, planned = _setup(seed)
@@ -193,7 +193,7 @@ def test_an_arena_that_cannot_be_made_fails_what_waits_for_it(seed: int) -> None
         cluster.close()
 
 
-@pytest.mark.parametrize("seed", seeds(150))
+@pytest.mark.parametrize("seed", seeds(80))
 def test_deadlines_at_any_moment(seed: int) -> None:
     with replayable("test_failures.py::test_deadlines_at_any_moment", seed):
         rng, cluster, planned = _setup(seed)

@@ -94,7 +94,7 @@ def _disturb(rng: random.Random, cluster: Cluster) -> None:
     node.tell(event)
 
 
-@pytest.mark.parametrize("seed", seeds(200))
+@pytest.mark.parametrize("seed", seeds(100))
 def test_nonsense_is_survived(seed: int) -> None:
     with replayable("test_garbage.py::test_nonsense_is_survived", seed):
         rng = random.Random(seed)

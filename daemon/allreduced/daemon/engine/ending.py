@@ -74,6 +74,9 @@ class Ending:
             if submit is None:
                 continue
             lease = 0
+            if submit.client in operation.group.gone:
+                context.out.append(Fail(submit.client, submit.request, wording.client_gone(operation)))
+                continue
             if holder is not None:
                 over = self._leases.over_quota(submit.client, holder.allocation.nbytes)
                 if over is not None:
