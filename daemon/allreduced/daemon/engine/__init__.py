@@ -4,6 +4,6 @@ The same events give the same actions: no clock, socket, thread or randomness in
 
 Who is who, from the top: ``engine`` takes events apart; ``matching`` knows who arrived at which ``operation`` of which
 ``group``; ``admission`` gives memory in the agreed order and speaks the READY protocol; ``execution`` (or ``solo``, for
-groups on one node) runs the ``program`` of a schedule tile by tile; ``ending`` delivers, fails and frees; ``leases`` and
+groups on one node) runs the ``program`` of a schedule tile by tile; ``ending`` delivers, fails, frees; ``leases`` and
 ``memory`` know who uses which bytes. ``wording`` says to users what went wrong.
 """

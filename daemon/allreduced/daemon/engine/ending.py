@@ -106,6 +106,9 @@ class Ending:
         if operation.outstanding == 0:
             self.release(operation)
             operation.group.ending.pop(operation.key, None)
+            execution, operation.execution = operation.execution, None
+            if execution is not None:
+                execution.dispose()
 
     def abandon(self, operation: Operation, error: AllReducedError) -> None:
         """Send nothing more of a delivered operation that has ended otherwise at a peer."""
