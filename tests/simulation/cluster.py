@@ -75,6 +75,8 @@ class Cluster:
         self.requests: list[Request] = []
         self.groups: dict[int, GroupStarted] = {}
         self.lease_time = 2e-3
+        self.finished: list[tuple[str, int]] = []
+        """(name, use) of each result, in the order in which they came."""
         self._next_buffer = 1
         self._clients: dict[tuple[int, int], int] = {}
         self._uses: dict[tuple[int, int, str], int] = {}
@@ -121,6 +123,7 @@ class Cluster:
         """Read the result, under its lease for a while, and give the lease back."""
         request = self.requests[action.request]
         assert request.node is node
+        self.finished.append((request.call.name, request.use))
         region = action.region
         if region is None or action.lease == 0:
             request.answers.append(data)

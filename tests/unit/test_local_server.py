@@ -255,6 +255,17 @@ async def test_results_travel_inside_messages_where_the_client_wants_it(
     assert client.descriptors == []
 
 
+async def test_a_result_that_cannot_be_shown_still_ends_by_an_error(plane: Plane) -> None:
+    client, number = await plane.join()
+    await client.send(submit(2, payload=FOUR))
+    event = await plane.sink.told(Submitted)
+    with pytest.raises(ValueError, match="no descriptor"):
+        plane.deliver(number, 2, None, arena=RESULT, lease=1)
+    assert plane.input(event) == FOUR
+    plane.server.failed(number, 2, AgentUnavailable("a defect"))
+    assert (await client.receive(local.RequestFailed)).request == 2
+
+
 async def test_a_long_result_by_copy_travels_in_pieces(plane: Plane) -> None:
     client, number = await plane.join()
     await client.send(submit(2, payload=FOUR))

@@ -73,8 +73,9 @@ class Arena:
                 return cls._create_private(nbytes, populate=populate)
             return cls._create_shared(kind, nbytes)
         except (OSError, ValueError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise LimitExceeded(
-                f"the agent cannot get {nbytes} bytes of {kind.value} memory: {error}",
+                f"the agent cannot get {nbytes} bytes of {kind.value} memory: {reason}",
                 limit="memory",
                 hint="free memory on this node, raise the control group's memory limit or use smaller tensors",
             ) from error
@@ -120,7 +121,7 @@ class Arena:
         try:
             mapping.close()
         except BufferError:
-            logger.debug("arena kept by a view kind=%s nbytes=%d", self.kind.value, self.nbytes)
+            logger.debug("event=arena_kept_by_view kind=%s nbytes=%d", self.kind.value, self.nbytes)
 
 
 def _check_available(nbytes: int) -> None:
@@ -141,5 +142,5 @@ def _populate(arena: Arena) -> None:
     if _libc.madvise(arena.address, arena.nbytes, _MADV_POPULATE_WRITE) != 0:
         error = ctypes.get_errno()
         logger.debug(
-            "arena not populated kind=%s nbytes=%d error=%s", arena.kind.value, arena.nbytes, os.strerror(error)
+            "event=arena_not_populated kind=%s nbytes=%d error=%r", arena.kind.value, arena.nbytes, os.strerror(error)
         )

@@ -171,7 +171,7 @@ class ArenaTable:
             if isinstance(failure, AllReducedError):
                 created(entry.buffer, failure)
             else:
-                logger.error("arena not made buffer=%d", entry.buffer, exc_info=failure)
+                logger.error("event=arena_not_made buffer=%d", entry.buffer, exc_info=failure)
                 created(entry.buffer, InternalError(f"the agent could not make a buffer: {failure!r}"))
 
     # Finding

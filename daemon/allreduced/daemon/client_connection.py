@@ -153,7 +153,7 @@ class ClientConnection:
         except ProtocolError as error:
             self.refuse(error)
         except Exception:
-            logger.exception("defect client pid=%d uid=%d", self.pid, self.uid)
+            logger.exception("event=defect pid=%d uid=%d", self.pid, self.uid)
             self.refuse(InternalError("a defect in the agent ended this connection", hint="see the agent's log"))
         finally:
             self._handling = False

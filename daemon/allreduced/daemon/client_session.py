@@ -78,6 +78,7 @@ class ClientSession:
         self._context = context
         self._sink = context.sink
         self._attached = False
+        self._pid = connection.pid
         self._shared_memory = True
         self._joins: dict[int, _Join] = {}
         self._keys: dict[int, GroupKey] = {}
@@ -138,6 +139,7 @@ class ClientSession:
                 hint="install the same version of allreduced for agent and clients",
             )
         self._attached = True
+        self._pid = connection.pid or message.pid  # the kernel tells 0 for a process of another container
         self._shared_memory = message.shared_memory
         connection.send(local.Welcome(version, context.node, context.incarnation, context.limits.inline))
 
@@ -163,7 +165,7 @@ class ClientSession:
                 message.size,
                 message.rank,
                 message.local_rank,
-                self.connection.pid,
+                self._pid,
                 self._sink.now() + message.deadline,
             )
         )
@@ -338,12 +340,12 @@ class ClientSession:
 
     def failed(self, request: int, error: AllReducedError) -> None:
         """Send RequestFailed, for a join or an operation."""
-        operation = self._operations.pop(request, None)
+        operation = self._operations.get(request)
         if operation is None and self._joins.pop(request, None) is None:
             return
         self._refuse_request(request, error)
         if operation is not None:
-            self._operation_over(operation)
+            self._operation_over(request, operation)
 
     def delivered(
         self,
@@ -359,12 +361,11 @@ class ClientSession:
         elapsed: float,
     ) -> None:
         """Send Done, with the result or where it is, and let go of the operation's input."""
-        operation = self._operations.pop(request, None)
+        operation = self._operations.get(request)
         if operation is None or self._gone:
             if operation is not None:
-                self._operation_over(operation)
-            if lease:
-                self._return_lease(lease)
+                self._operation_over(request, operation)
+            self._return_lease(lease)
             return
         payload: bytes | None = None
         pieces: Pieces | None = None
@@ -386,23 +387,22 @@ class ClientSession:
             self.connection.send(
                 local.Done(request, None, arena, offset, nbytes, lease, False, participants, algorithm, elapsed)
             )
-            self._operation_over(operation)
+            self._operation_over(request, operation)
             return
         self.connection.send(
             local.Done(request, payload, -1, 0, nbytes, 0, pieces is not None, participants, algorithm, elapsed)
         )
         if pieces is not None:
             self.connection.stream(pieces)
-        self._operation_over(operation)
+        self._operation_over(request, operation)
 
     def _show(self, arena: int) -> None:
         if arena in self._shown:
             return
         arenas = self._context.arenas
+        descriptor = arenas.descriptor(arena)
         self._shown.add(arena)
-        self.connection.send(
-            local.ResultArena(arena, arenas.group_of(arena), arenas.nbytes(arena)), arenas.descriptor(arena)
-        )
+        self.connection.send(local.ResultArena(arena, arenas.group_of(arena), arenas.nbytes(arena)), descriptor)
 
     def _pieces(self, request: int, view: memoryview, lease: int) -> Pieces:
         """Make the pieces of a result; the lease is back as soon as the last one is made."""
@@ -435,11 +435,11 @@ class ClientSession:
 
     def closed(self, reason: str, *, orderly: bool) -> None:
         """Take note of the connection's end: ranks are lost, arenas and leases are free."""
-        pid, uid = self.connection.pid, self.connection.uid
+        pid, uid = self._pid, self.connection.uid
         if orderly:
-            logger.debug("client closed pid=%d uid=%d reason=%s", pid, uid, reason)
+            logger.debug("event=client_closed pid=%d uid=%d reason=%r", pid, uid, reason)
         else:
-            self._context.log.warning("client dropped pid=%d uid=%d reason=%s", pid, uid, reason)
+            self._context.log.warning("event=client_dropped pid=%d uid=%d reason=%r", pid, uid, reason)
         self._gone = True
         if self._attached:
             self._sink.membership_event(ClientGone(self.client))
@@ -454,7 +454,8 @@ class ClientSession:
         self._keys.clear()
         self._look_empty()
 
-    def _operation_over(self, operation: _Operation) -> None:
+    def _operation_over(self, request: int, operation: _Operation) -> None:
+        del self._operations[request]
         self._free_input(operation)
         if self._gone:
             self._look_empty()

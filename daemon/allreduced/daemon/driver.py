@@ -138,7 +138,7 @@ class Driver:
                 await self._idle.wait()
         except TimeoutError:
             logger.warning(
-                "drain gave up after=%.1fs operations=%d sends=%d jobs=%d",
+                "event=drain_gave_up seconds=%.1f operations=%d sends=%d jobs=%d",
                 timeout,
                 len(self._submitted),
                 len(self._outgoing),
@@ -181,7 +181,7 @@ class Driver:
         """Take the link's callback: bytes landed in a posted receive."""
         posted = self._posted.get(receive)
         if posted is None or posted.link is not link:
-            logger.error("bytes for a receive that is not posted receive=%d node=%s", receive, link.peer.node)
+            logger.error("event=bytes_not_posted receive=%d node=%s", receive, link.peer.node)
             return
         posted.remaining -= nbytes
         if posted.remaining <= 0:
@@ -231,14 +231,14 @@ class Driver:
                 try:
                     actions = handle(event, self.now())
                 except Exception:
-                    logger.exception("defect event=%s", event)
+                    logger.exception("event=defect handling=%s", event)
                     self._event_failed(event)
                     continue
                 for action in actions:
                     try:
                         do[type(action)](action)
                     except Exception:
-                        logger.exception("defect action=%s", action)
+                        logger.exception("event=defect doing=%s", action)
                         self._action_failed(action)
         finally:
             self._busy = False
@@ -355,7 +355,7 @@ class Driver:
         try:
             self._submitted.remove((client, request))
         except KeyError:
-            logger.error("operation ended twice client=%d request=%d", client, request)
+            logger.error("event=ended_twice client=%d request=%d", client, request)
             return False
         return True
 

@@ -116,7 +116,7 @@ class LocalServer:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no descriptors or no memory: the connection waits, and asking again is no use
-                self._log.warning("cannot accept clients error=%s", error.strerror)
+                self._log.warning("event=accept_failed error=%r", error.strerror)
                 self._loop.remove_reader(self._bound.sock.fileno())
                 self._loop.call_later(RETRY_ACCEPT, self._accept_again)
                 return
@@ -155,12 +155,12 @@ class LocalServer:
         self._loop.call_later(self.limits.hello_timeout, self._hello_due, session)
 
     def _turn_away(self, sock: socket.socket, error: AllReducedError) -> None:
-        self._log.warning("client refused reason=%s", error.message)
+        self._log.warning("event=client_refused reason=%r", error.message)
         with sock:
             try:
                 sock.send(encode(Refused(to_wire(error))))  # fits into the buffer of a fresh socket
             except OSError as gone:
-                logger.debug("refused client is gone error=%s", gone.strerror)
+                logger.debug("event=refused_client_gone error=%r", gone.strerror)
 
     def _hello_due(self, session: ClientSession) -> None:
         if not session.attached and not session.gone:
@@ -240,7 +240,7 @@ class LocalServer:
                 for session in tuple(self._sessions.values()):
                     await session.connection.flushed()
         except TimeoutError:
-            self._log.warning("clients did not read their last messages after=%.1fs", timeout)
+            self._log.warning("event=clients_did_not_read seconds=%.1f", timeout)
         for session in tuple(self._sessions.values()):
             session.connection.close("the agent stops", orderly=True)
 

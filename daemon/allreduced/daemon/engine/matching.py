@@ -190,7 +190,8 @@ class Matching:
             operation.opened = now
         if submit.deadline_at < operation.deadline:
             operation.deadline = submit.deadline_at
-            warn = submit.deadline_at if operation.told else now + min(1.0, (submit.deadline_at - now) / 2)
+            asks = operation.peers and not operation.told
+            warn = now + min(1.0, (submit.deadline_at - now) / 2) if asks else submit.deadline_at
             self._timers.set(operation, min(operation.wake, max(warn, now)))
 
     def _check(self, operation: Operation, submit: Submitted) -> AllReducedError | None:
