@@ -17,7 +17,7 @@ from allreduced.core.dtypes import DType, parse_dtype
 from allreduced.core.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from typing_extensions import CapsuleType
+    from typing_extensions import Buffer, CapsuleType
 
 Array: TypeAlias = "npt.NDArray[np.generic]"
 
@@ -62,7 +62,6 @@ class DLPack(Protocol):
         ...
 
 
-Buffer: TypeAlias = "memoryview | bytearray"
 Foreign: TypeAlias = "ArrayInterface | DLPack | Buffer"
 TensorLike: TypeAlias = "Array | TorchTensor | Foreign"
 TorchT = TypeVar("TorchT", bound=TorchTensor)

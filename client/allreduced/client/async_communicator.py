@@ -158,6 +158,21 @@ class AsyncCommunicator(Place):
         async_op: bool = ...,
     ) -> AsyncWork[list[TorchT]]: ...
 
+    @overload
+    def all_reduce_many(
+        self,
+        tensors: Sequence[Foreign],
+        *,
+        op: str = ...,
+        out: Sequence[Array] | None = ...,
+        view: bool = ...,
+        name: str | None = ...,
+        deadline: float | None = ...,
+        priority: int = ...,
+        algorithm: str | None = ...,
+        async_op: bool = ...,
+    ) -> AsyncWork[list[Array]]: ...
+
     def all_reduce_many(
         self,
         tensors: Sequence[object],

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
+import socket
 import sys
 import time
 import weakref
@@ -19,6 +21,9 @@ from allreduced.client.session import CLOSE_SECONDS, FORKED, leave_when_forgotte
 from allreduced.client.waiting import Procedure, Wait
 from allreduced.core.errors import AgentUnavailable, AllReducedError, ClosedError, InternalError, WaitTimeout
 from allreduced.protocol.local import Joined
+
+READS = 32
+"""Reads in one turn of the loop at most, so that a large download leaves time for others."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -132,7 +137,7 @@ class AsyncSession:
                 self._give_up()
         block, request.block = request.block, None
         if request.error is not None:
-            raise request.error
+            raise copy.copy(request.error)
         if block is None:
             raise InternalError("an arena was granted that has no room for what it was asked for")
         return block
@@ -140,7 +145,9 @@ class AsyncSession:
     def receive(self) -> None:
         """Take what has arrived."""
         conversation = self._conversation
-        while conversation.error is None and self._receiver.receive():
+        for _ in range(READS):
+            if conversation.error is not None or not self._receiver.receive():
+                break
             completed, conversation.completed = conversation.completed, []
             for part, outcome in completed:
                 error = part.operation.materialize(part, outcome)
@@ -231,10 +238,11 @@ class AsyncSession:
         if self._closed:
             return
         self._closed = True
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._connection.fileno())
-            self._loop.remove_writer(self._connection.fileno())
-        self._connection.close()
+        if self._loop.is_running() and asyncio._get_running_loop() is not self._loop:
+            # The garbage collector runs us in another thread.
+            self._loop.call_soon_threadsafe(_detach, self._loop, self._connection)
+        else:
+            _detach(self._loop, self._connection)
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
@@ -243,6 +251,13 @@ class AsyncSession:
             )
         if self._left:
             raise ClosedError("the communicator was closed")
+
+
+def _detach(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
+    if not loop.is_closed():
+        loop.remove_reader(connection.fileno())
+        loop.remove_writer(connection.fileno())
+    connection.close()
 
 
 def _on_readable(reference: weakref.ref[AsyncSession]) -> None:

@@ -7,12 +7,14 @@ at any moment, in any thread, while any lock is held, or when the interpreter en
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 import os
 import sys
 from collections import deque
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +72,14 @@ class Mapping:
         return self._bytes[offset : offset + nbytes]
 
 
+Return: TypeAlias = "tuple[int, int, int]"
+"""A block that came back: its arena's key, offset and size. No reference, so that it keeps nothing mapped."""
+
+
+IDLE_CALLS = 64
+"""Calls after which an arena that none of them used counts as idle."""
+
+
 class _Stretch:
     """Bytes of a mapping that are somebody's; arrays over them refer to this object."""
 
@@ -100,18 +110,17 @@ class _Stretch:
 class Block(_Stretch):
     """A piece of an input arena."""
 
-    __slots__ = ("_returned", "size")
+    __slots__ = ("_home", "_returned", "_size")
 
-    def __init__(self, home: InputArena, offset: int, size: int, nbytes: int, returned: deque[Block.Return]) -> None:
+    def __init__(self, home: InputArena, offset: int, size: int, nbytes: int, returned: deque[Return]) -> None:
         super().__init__(home.mapping, offset, nbytes)
-        self.size = size
-        self._returned: deque[Block.Return] | None = returned
-
-    Return = tuple[Mapping, int, int]
+        self._home = home.key
+        self._size = size
+        self._returned: deque[Return] | None = returned
 
     def __del__(self) -> None:
         if self._returned is not None:
-            self._returned.append((self.mapping, self.offset, self.size))
+            self._returned.append((self._home, self.offset, self._size))
             self._returned = None
 
 
@@ -146,9 +155,12 @@ class Lease(_Stretch):
 class InputArena:
     """The blocks of one input arena: those that were given back by size, and the part that was never given out."""
 
-    def __init__(self, mapping: Mapping) -> None:
+    def __init__(self, key: int, mapping: Mapping) -> None:
+        self.key = key
         self.mapping = mapping
         self.live = 0
+        self.used_at = 0
+        """The pool's count of calls when a block was last taken."""
         self._free: dict[int, list[int]] = {}
         self._fresh = 0
 
@@ -179,16 +191,19 @@ class Pool:
     """The input arenas of one session. Not thread-safe but for the return of blocks: the session's lock guards it."""
 
     def __init__(self) -> None:
-        self._arenas: list[InputArena] = []
-        self._returned: deque[Block.Return] = deque()
+        self._arenas: dict[int, InputArena] = {}
+        self._keys = itertools.count()
+        self._calls = 0
+        self._returned: deque[Return] = deque()
 
     def allocate(self, nbytes: int) -> Block | None:
         """Return a block of at least ``nbytes``, or None: then an arena of :meth:`wanted` bytes is needed first."""
         self._collect()
         size = block_class(nbytes)
-        for home in self._arenas:
+        for home in self._arenas.values():
             offset = home.take(size)
             if offset is not None:
+                home.used_at = self._calls
                 return Block(home, offset, size, nbytes, self._returned)
         return None
 
@@ -199,27 +214,36 @@ class Pool:
 
     def add(self, mapping: Mapping) -> None:
         """Use one more arena."""
-        self._arenas.append(InputArena(mapping))
+        key = next(self._keys)
+        self._arenas[key] = InputArena(key, mapping)
 
     def find(self, address: int, nbytes: int) -> Mapping | None:
         """Return the arena in which these bytes lie, or None."""
-        for home in self._arenas:
+        for home in self._arenas.values():
             mapping = home.mapping
             if mapping.address <= address and address + nbytes <= mapping.address + mapping.nbytes:
                 return mapping
         return None
 
-    def surplus(self, keep: int = KEEP_FREE) -> list[int]:
-        """Forget the arenas without blocks beyond ``keep`` bytes, and return their numbers, to be released."""
+    def count_call(self) -> list[int]:
+        """Take note of one more call; return the arenas to be released because they have long been of no use."""
+        self._calls += 1
+        return [] if self._calls % IDLE_CALLS else self.surplus(before=self._calls - IDLE_CALLS)
+
+    def surplus(self, keep: int = KEEP_FREE, *, before: int | None = None) -> list[int]:
+        """Forget the arenas without blocks beyond ``keep`` bytes, and return their numbers, to be released.
+
+        ``before``: only those that were not used since that many calls.
+        """
         self._collect()
         gone: list[int] = []
-        for home in sorted(self._arenas, key=lambda home: home.mapping.nbytes):
-            if home.live:
+        for home in sorted(self._arenas.values(), key=lambda home: home.mapping.nbytes):
+            if home.live or (before is not None and home.used_at > before):
                 continue
             if home.mapping.nbytes <= keep:
                 keep -= home.mapping.nbytes
                 continue
-            self._arenas.remove(home)
+            del self._arenas[home.key]
             gone.append(home.mapping.arena)
         return gone
 
@@ -229,8 +253,7 @@ class Pool:
 
     def _collect(self) -> None:
         while self._returned:
-            mapping, offset, size = self._returned.popleft()
-            for home in self._arenas:
-                if home.mapping is mapping:
-                    home.give(offset, size)
-                    break
+            key, offset, size = self._returned.popleft()
+            home = self._arenas.get(key)
+            if home is not None:
+                home.give(offset, size)

@@ -263,6 +263,36 @@ class Communicator(Place):
         async_op: Literal[True],
     ) -> Work[list[TorchT]]: ...
 
+    @overload
+    def all_reduce_many(
+        self,
+        tensors: Sequence[Foreign],
+        *,
+        op: str = ...,
+        out: Sequence[Array] | None = ...,
+        view: bool = ...,
+        name: str | None = ...,
+        deadline: float | None = ...,
+        priority: int = ...,
+        algorithm: str | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> list[Array]: ...
+
+    @overload
+    def all_reduce_many(
+        self,
+        tensors: Sequence[Foreign],
+        *,
+        op: str = ...,
+        out: Sequence[Array] | None = ...,
+        view: bool = ...,
+        name: str | None = ...,
+        deadline: float | None = ...,
+        priority: int = ...,
+        algorithm: str | None = ...,
+        async_op: Literal[True],
+    ) -> Work[list[Array]]: ...
+
     def all_reduce_many(
         self,
         tensors: Sequence[object],

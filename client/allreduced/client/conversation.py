@@ -6,6 +6,7 @@ thread-safe: the session's lock, or its event loop, guards it. Only ``returned``
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -120,6 +121,7 @@ class Conversation:
         :raises AllReducedError: the connection or the group has ended.
         """
         self.check()
+        self._flush_returned()  # first: the agent may need that memory for this very call
         self._backlog.extend(operation.parts)
         self.advance()
 
@@ -128,10 +130,9 @@ class Conversation:
 
         :raises AllReducedError: the connection or the group has ended.
         """
-        if self.error is not None:
-            raise self.error
-        if self.group_error is not None:
-            raise self.group_error
+        error = self.error or self.group_error
+        if error is not None:
+            raise copy.copy(error)  # a stored error must not collect the frames of its raisers
 
     def allocate(self, nbytes: int) -> ArenaRequest:
         """Ask for a block of shared memory; the request is done now, or when the agent has answered."""
@@ -286,9 +287,10 @@ class Conversation:
 
     def _on_granted(self, message: ArenaGranted, descriptor: int) -> None:
         mapping = Mapping(message.arena, descriptor, message.nbytes, writable=True)
-        request = self._arena_requests.pop(message.request, None)
+        request = self._arena_requests.get(message.request)
         if request is None or message.nbytes < request.nbytes:
             raise ProtocolError(f"the agent granted arena {message.arena}, which was not asked for")
+        del self._arena_requests[message.request]
         self._pool.add(mapping)
         request.block = self._pool.allocate(request.block_bytes)
         request.done = True
@@ -313,17 +315,19 @@ class Conversation:
                 request.retried = True
                 self._ask_for_arena(request, frugal=True)
             return
-        part = self._take(message.request, "RequestFailed")
+        part = self._find(message.request, "RequestFailed")
+        del self._pending[part.request]
         part.operation.part_failed(part, error)
 
     def _on_done(self, message: Done) -> None:
-        part = self._take(message.request, "Done")
+        part = self._find(message.request, "Done")
+        if part.download is not None:
+            raise ProtocolError(f"the agent sent Done for request {message.request} twice")
         participants = message.participants or self._all_ranks()
         outcome = Outcome(None, False, None, participants, message.algorithm, message.elapsed)
         if message.pieces:
             part.head = outcome
             part.download = np.empty(part.count, part.dtype.label)
-            self._pending[part.request] = part
             return
         if message.payload is not None:
             if len(message.payload) != part.nbytes:
@@ -346,6 +350,7 @@ class Conversation:
         elif part.sinks:
             empty: Array = np.empty(0, part.dtype.label)
             outcome = Outcome(empty, True, None, participants, message.algorithm, message.elapsed)
+        del self._pending[part.request]
         self.completed.append((part, outcome))
 
     def _on_download(self, message: Download) -> None:
@@ -365,9 +370,9 @@ class Conversation:
             part.download = None
             self.completed.append((part, outcome))
 
-    def _take(self, request: int, what: str) -> Part:
-        part = self._pending.pop(request, None)
-        if part is None or (part.download is not None and what == "Done"):
+    def _find(self, request: int, what: str) -> Part:
+        part = self._pending.get(request)
+        if part is None:
             raise ProtocolError(f"the agent sent {what} for request {request}, which is not pending")
         return part
 
@@ -390,6 +395,8 @@ class Conversation:
         """Send the part and return True, or ask for an arena and return False."""
         if self.joined is None or self.welcome is None:
             raise InvalidArgument("the communicator has not joined its group")
+        for idle in self._pool.count_call():
+            self._send(ReleaseArena(idle))
         payload: bytes | None = None
         arena, offset, upload = -1, 0, False
         if part.sources and part.nbytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from allreduced.client.conversation import MAX_DESCRIPTORS, Conversation
 from allreduced.client.environment import SYSTEM_SOCKET
 from allreduced.core.addresses import SocketAddress
-from allreduced.core.errors import AgentUnavailable, AuthenticationError, ConfigError, ProtocolError
+from allreduced.core.errors import AgentUnavailable, ConfigError, ProtocolError
 
 RECEIVE = 256 << 10
 """Bytes taken from the socket at a time."""
@@ -122,8 +122,12 @@ class Receiver:
                     )
                 self._conversation.feed(self._buffer[:nbytes], descriptors)
                 return True
-            except (ProtocolError, AuthenticationError) as error:
+            except ProtocolError as error:
                 self._conversation.fail(error)
+            except BaseException:
+                # Ctrl-C in the middle of it: what had arrived is lost, and with it the meaning of what follows.
+                self._conversation.fail(AgentUnavailable("the connection was interrupted while a message was read"))
+                raise
         return True
 
 

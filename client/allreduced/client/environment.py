@@ -37,11 +37,8 @@ class Launch:
     master_addr: str | None
     master_port: int | None
     launcher: str
-
-    @property
-    def one_node(self) -> bool:
-        """True where all ranks of the job run on this node."""
-        return self.size == self.local_size
+    one_node: bool = True
+    """All ranks of the job run on this node, also where the group in question is smaller than the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +73,7 @@ def read_launch(
     :raises ConfigError: a variable has a bad value, the numbers contradict each other, or the job cannot be told.
     """
     identify = launcher_id or launcher_identity
-    given_size = size is not None
-    found = _detect(environ, identify, job_known=job is not None, ignore=rank is not None and given_size)
+    found = _detect(environ, identify, job_known=job is not None)
     if found is None:
         if (rank is None) != (size is None) and (rank or 0, size or 1) != (0, 1):
             missing = "size" if size is None else "rank"
@@ -86,18 +82,27 @@ def read_launch(
                 path=missing,
                 hint="pass both rank= and size=, or start the script with torchrun, srun or mpirun",
             )
-        found = _unlaunched(rank or 0, size if size is not None else 1, identify)
-    else:
+        found = _checked(_unlaunched(rank or 0, size if size is not None else 1, identify))
+    found = replace(found, one_node=found.size == found.local_size)
+    if rank is not None or size is not None:
+        # A group of some of the launcher's ranks: no more of it can be here than there are.
+        _checked(found)
+        size = found.size if size is None else size
+        here = min(found.local_size, max(size, 1))
         found = replace(
             found,
             rank=found.rank if rank is None else rank,
-            size=found.size if size is None else size,
+            size=size,
+            local_rank=min(found.local_rank, here - 1),
+            local_size=here,
         )
     if local_rank is not None or local_size is not None:
         # One of the two without the other still says how many share this node at least.
         local_size = local_size if local_size is not None else max(found.local_size, (local_rank or 0) + 1)
         local_rank = local_rank if local_rank is not None else min(found.local_rank, local_size - 1)
-        found = replace(found, local_rank=local_rank, local_size=local_size)
+        found = replace(
+            found, local_rank=local_rank, local_size=local_size, one_node=found.one_node and local_size == found.size
+        )
     if job is not None:
         found = replace(found, job=job)
     return _checked(found)
@@ -146,12 +151,9 @@ def _join(environ: Environment, launch: Launch) -> str | None:
 # One function for each launcher. Each returns None where its variables are not there.
 
 
-def _detect(environ: Environment, identify: LauncherId, *, job_known: bool, ignore: bool) -> Launch | None:
+def _detect(environ: Environment, identify: LauncherId, *, job_known: bool) -> Launch | None:
     if "ALLREDUCED_RANK" in environ:
         return _own(environ, identify)
-    if ignore and "TORCHELASTIC_RUN_ID" not in environ and "OMPI_COMM_WORLD_RANK" not in environ:
-        # rank= and size= are given: an unfinished set of variables (an salloc shell, say) must not stand in the way.
-        return None
     if "TORCHELASTIC_RUN_ID" in environ and "RANK" in environ:
         return _torchrun(environ, identify)
     if "OMPI_COMM_WORLD_RANK" in environ:
@@ -187,7 +189,7 @@ def _torchrun(environ: Environment, identify: LauncherId) -> Launch:
     launch = _plain(environ, identify, launcher="torchrun")
     restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     job = f"torchrun-{environ['TORCHELASTIC_RUN_ID']}-{restart}-{launch.master_addr}-{launch.master_port}"
-    if launch.one_node:
+    if launch.size == launch.local_size:
         # The run id is "none" and the port 29500 unless the user says otherwise: only the launcher itself is unique.
         job += f"-{identify(('TORCHELASTIC_RUN_ID', 'RANK', 'MASTER_PORT'))}"
     return replace(launch, job=job)

@@ -6,6 +6,7 @@ a result or with the first error of its parts.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -131,6 +132,7 @@ class Operation:
         "error",
         "give_up_at",
         "info",
+        "label",
         "parts",
         "priority",
         "result",
@@ -151,6 +153,7 @@ class Operation:
         priority: int,
         algorithm: str,
     ) -> None:
+        self.label = ", ".join(f"{part.kind} {part.name or 'unnamed'}" for part in parts)
         self.parts = tuple(parts)
         self.results: list[object] = [None] * results
         self.single = single
@@ -221,7 +224,7 @@ class Operation:
             return
         self.error = error
         self.results = []
-        self.done = True
+        self._end()
 
     def _succeed(self) -> None:
         outcomes = [outcome for _, outcome in self._outcomes]
@@ -236,6 +239,11 @@ class Operation:
             self.result = self.results
         elif self.results:
             self.result = self.results[0]
+        self._end()
+
+    def _end(self) -> None:
+        # Parts refer to their operation: the circle would keep results alive until the garbage collector comes.
+        self.parts = ()
         self._outcomes = []
         self.done = True
 
@@ -245,15 +253,15 @@ class Operation:
         :raises AllReducedError: it ended with this error.
         """
         if self.error is not None:
-            raise self.error
+            # A copy: a stored error that is raised would keep the frames of its raisers, with their arrays, alive.
+            raise copy.copy(self.error)
         if not self.done:
             raise InternalError("the outcome of an operation was asked for before its end")
         return self.result
 
     def describe(self, kind: str) -> str:
         """Return a text for ``repr``."""
-        names = ", ".join(f"{part.kind} {part.name or 'unnamed'}" for part in self.parts)
         state = "pending"
         if self.done:
             state = "failed" if self.error is not None else "done"
-        return f"<{kind} {names or 'empty'}: {state}>"
+        return f"<{kind} {self.label or 'of nothing'}: {state}>"

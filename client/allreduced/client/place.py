@@ -85,7 +85,7 @@ def check_shape(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], DT
     :raises InvalidArgument: an extent is negative, or the dtype is not in the table.
     """
     extents = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    if any(not isinstance(extent, int | np.integer) or extent < 0 for extent in extents):
+    if any(extent < 0 for extent in extents):
         raise InvalidArgument(f"shape is {shape!r}; it is a number or a sequence of numbers, none below 0")
     try:
         label = np.dtype(dtype).name

@@ -6,11 +6,13 @@ behind. A second abstract name is the lock: the kernel frees it when its holder 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib.util
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -24,6 +26,9 @@ from allreduced.core.errors import AgentUnavailable, AllReducedError, from_wire
 
 START_SECONDS = 60.0
 """How long a private agent may take to become ready: a cold file system, a busy machine."""
+
+END_SECONDS = 1.0
+"""How long an agent that said why it cannot start, or said nothing more, may take to end by itself."""
 
 _READY_FD = 3
 _LONGEST_ANSWER = 64 << 10
@@ -39,7 +44,7 @@ class PrivateAgent:
 
     def command(self, ready: int = _READY_FD) -> list[str]:
         """Return the command that starts it; it reports on the descriptor ``ready``."""
-        command = [sys.executable, "-m", "allreduced.cli.main", "agent", "--private"]
+        command = [sys.executable, "-P", "-m", "allreduced.cli.main", "agent", "--private"]
         command += ["--socket", str(self.socket), "--ready-fd", str(ready), "--node", self.node]
         if self.join is not None:
             command += ["--join", self.join]
@@ -118,6 +123,7 @@ def start(command: Sequence[str], *, until: float) -> Procedure[None]:
                 file_actions=(
                     (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
+                    *((os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in _inheritable()),
                     (os.POSIX_SPAWN_DUP2, writer, _READY_FD),
                 ),
             )
@@ -125,10 +131,30 @@ def start(command: Sequence[str], *, until: float) -> Procedure[None]:
             raise AgentUnavailable(f"the private agent cannot be started: {command[0]}: {error.strerror}") from error
         finally:
             os.close(writer)
-        answer = yield from _read_line(reader, until)
+        try:
+            answer = yield from _read_line(reader, until)
+        except BaseException:
+            # Nobody waits for it any more: it must not live on, unknown to all.
+            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+            raise
     finally:
         os.close(reader)
-    _judge(answer, pid)
+    yield from _judge(answer, pid)
+
+
+def _inheritable() -> list[int]:
+    """Return the descriptors that a child would get, but for the standard ones.
+
+    The agent outlives this process: whoever waits for the end of a pipe of ours must not wait for the agent.
+    """
+    found = []
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208  # its own descriptor is closed when it returns
+        with contextlib.suppress(OSError):
+            if int(entry) > 2 and os.get_inheritable(int(entry)):
+                found.append(int(entry))
+    return found
 
 
 def check_installed() -> None:
@@ -145,14 +171,19 @@ def check_installed() -> None:
 
 
 def _read_line(reader: int, until: float) -> Procedure[bytes]:
-    """Return what the agent wrote up to the end of its line, or of its life, or of the time (then without newline)."""
+    """Return what the agent wrote up to the end of its line, or of its life (then without newline).
+
+    :raises AgentUnavailable: neither came by ``until``.
+    """
     answer = b""
     while not answer.endswith(b"\n") and len(answer) < _LONGEST_ANSWER:
         try:
             piece = os.read(reader, 4096)
         except BlockingIOError:
             if time.monotonic() >= until:
-                break
+                raise AgentUnavailable(
+                    "the private agent was not ready in time", hint="see what it wrote to stderr; is the machine busy?"
+                ) from None
             yield Wait(reader, write=False, until=until)
             continue
         if not piece:
@@ -161,7 +192,7 @@ def _read_line(reader: int, until: float) -> Procedure[bytes]:
     return answer
 
 
-def _judge(answer: bytes, pid: int) -> None:
+def _judge(answer: bytes, pid: int) -> Procedure[None]:
     """Return if the agent is ready; else reap or stop it, and raise what it said."""
     try:
         said: object = json.loads(answer) if answer.endswith(b"\n") else None
@@ -169,11 +200,11 @@ def _judge(answer: bytes, pid: int) -> None:
         said = None
     if isinstance(said, dict) and said.get("ready") is True:
         return
-    status = _end(pid)
+    status = yield from _end(pid)
     error = said.get("error") if isinstance(said, dict) else None
     if isinstance(error, list):
         raise _told(error)
-    how = f"status {status}" if status is not None else "it was not ready in time and was stopped"
+    how = f"status {status}" if status >= 0 else f"signal {-status}"
     raise AgentUnavailable(
         f"the private agent did not start ({how})",
         hint="see what it wrote to stderr; `allreduced agent --private --socket @try` shows it alone",
@@ -188,16 +219,17 @@ def _told(error: list[object]) -> AllReducedError:
     return from_wire((code, message, hint, facts if isinstance(facts, dict) else {}))
 
 
-def _end(pid: int) -> int | None:
-    """Return the exit status of the agent that failed to start; stop it if it still runs."""
-    for _ in range(50):
-        try:
+def _end(pid: int) -> Procedure[int]:
+    """Return the exit status of an agent that failed to start; stop it if it does not end by itself."""
+    until = time.monotonic() + END_SECONDS
+    try:
+        while True:
             done, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            return None  # reaped by the caller's own handler of SIGCHLD
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-    return None
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() >= until:
+                os.kill(pid, signal.SIGKILL)
+                return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            yield Wait(-1, write=False, until=min(until, time.monotonic() + 0.01))
+    except ChildProcessError:
+        return 0  # reaped by the caller's own handler of SIGCHLD

@@ -7,9 +7,8 @@ each thread that has something to send sends it itself.
 from __future__ import annotations
 
 import atexit
-import contextlib
+import copy
 import os
-import socket
 import sys
 import threading
 import time
@@ -27,6 +26,8 @@ from allreduced.protocol.local import Joined
 
 CLOSE_SECONDS = 5.0
 """How long close() waits for the agent to take what was not sent yet."""
+
+SLICE_SECONDS = 1.0
 
 FORKED = "this communicator belongs to process {pid}, from which this process was forked"
 
@@ -111,7 +112,7 @@ class Session:
                 self._give_up()
             block, request.block = request.block, None
         if request.error is not None:
-            raise request.error
+            raise copy.copy(request.error)
         if block is None:
             raise InternalError("an arena was granted that has no room for what it was asked for")
         return block
@@ -165,20 +166,21 @@ class Session:
         conversation = self._conversation
         while True:
             self._send()
-            if finished() or conversation.error is not None:
+            ended = conversation.error is not None and not conversation.completed
+            if finished() or ended:
                 return True
             expired = time.monotonic() >= until
             if self._reading:
                 if expired:
                     return False
-                if conversation.has_output:
+                if conversation.has_output and conversation.error is None:
                     self._poll(read=False, write=True, until=until)
                 else:
                     self._changed.wait(min(until - time.monotonic(), 3600.0))
                 continue
             self._reading = True
             try:
-                if not expired:
+                if not expired and not conversation.completed:
                     self._poll(read=True, write=conversation.has_output, until=until)
                 self._receive()
             finally:
@@ -190,24 +192,32 @@ class Session:
     def _receive(self) -> None:
         """Take what has arrived; results are copied without the lock, so that others can submit meanwhile."""
         conversation = self._conversation
-        while conversation.error is None and self._receiver.receive():
-            completed, conversation.completed = conversation.completed, []
-            for part, outcome in completed:
+        arrived = True
+        while arrived:
+            arrived = conversation.error is None and self._receiver.receive()
+            while conversation.completed:
+                # It stays in the list until it is done: an interrupted copy is made again by the next reader.
+                part, outcome = conversation.completed[0]
                 self._lock.release()
                 try:
                     error = part.operation.materialize(part, outcome)
                 finally:
                     self._lock.acquire()
+                del conversation.completed[0]
                 part.operation.part_done(part, outcome, error)
             self._changed.notify_all()
 
     def _poll(self, *, read: bool, write: bool, until: float) -> None:
-        """Wait without the lock. The descriptor is not closed while anyone waits for it."""
+        """Wait without the lock, in slices: close() in another thread must not be noticed late.
+
+        The descriptor is not closed while anyone waits for it.
+        """
         if self._closed:
             return
         self._pollers += 1
         self._lock.release()
         try:
+            until = min(until, time.monotonic() + SLICE_SECONDS)
             poll(self._connection.fileno(), read=read, write=write, until=until)
         finally:
             self._lock.acquire()
@@ -234,10 +244,6 @@ class Session:
             return
         self._closed = True
         _open_sessions.discard(self)
-        if self._pollers:
-            # Wakes whoever waits for the descriptor; the last of them closes it.
-            with contextlib.suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)
         self._release_descriptor()
 
     def _release_descriptor(self) -> None:
