@@ -26,7 +26,11 @@ def test_three_agents_and_six_ranks_train_as_one_process_would() -> None:
 
 def test_a_check_that_fails_is_status_1() -> None:
     done = subprocess.run(
-        command("--nodes", "1", "--epochs", "1"), capture_output=True, text=True, timeout=100, check=False
+        command("--nodes", "1", "--ranks-per-node", "1", "--epochs", "1"),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 1
     assert [line[:4] for line in done.stdout.splitlines()[-3:]] == ["ok  ", "ok  ", "FAIL"]
@@ -37,7 +41,7 @@ def test_a_terminal_gets_a_live_table() -> None:
     ours, theirs = pty.openpty()
     try:
         with subprocess.Popen(
-            command("--nodes", "1", "--epochs", "12"),
+            command("--nodes", "1", "--ranks-per-node", "1", "--epochs", "12"),
             stdout=theirs,
             stderr=subprocess.PIPE,
             env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},

@@ -42,7 +42,7 @@ class Alone:
         self.calls += x.dtype == np.float32
         result = np.array(x)
         if x.dtype == np.float32:
-            result[: self._spoil] += np.float32(1)
+            result[: self._spoil] = np.float32(-1)
         return result
 
 

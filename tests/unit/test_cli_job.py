@@ -61,7 +61,7 @@ def test_defaults_yield_to_the_callers_environment() -> None:
 def test_only_agents_know_the_secret_and_only_rank_0_the_channel() -> None:
     job = Job(command=("a",), ranks_per_node=2, channel=9)
     agent = agent_environment(job, "hush", {"ALLREDUCED_SOCKET": "outer", "HOME": "/h"})
-    assert agent == {"HOME": "/h", "ALLREDUCED_AGENT_LOG_LEVEL": "warning", "ALLREDUCED_SECRET": "hush"}
+    assert agent == {"HOME": "/h", "ALLREDUCED_SECRET": "hush"}
     first, second = (rank_environment(job, rank, 1, {}) for rank in range(2))
     assert "ALLREDUCED_SECRET" not in first
     assert first["ALLREDUCED_CHANNEL"] == "9"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -11,7 +12,8 @@ from msgspec import Meta
 from allreduced.core import errors
 from allreduced.daemon.settings import Settings
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 
 
 def settings_table() -> str:
@@ -45,3 +47,14 @@ def test_the_guide_explains_every_error_that_users_meet() -> None:
     }
     for name in names - families - not_raised_yet:
         assert f"| `{name}" in GUIDE, name
+
+
+def test_every_dependency_has_its_reason() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    asked = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    for extra in project["project"]["optional-dependencies"].values():
+        asked += extra
+    for requirement in asked:
+        name = re.split(r"[\[<>=;]", requirement)[0].strip()
+        assert name == "allreduced" or re.search(rf"\b{re.escape(name)}\b", page), name

@@ -79,7 +79,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from allreduced.cli.front import run_job
     from allreduced.cli.job import Job, python_module
 
-    require("msgspec", "uvloop")
+    require("msgspec")
     command = [
         *python_module("allreduced.cli.main"),
         "bench",

@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -290,4 +291,5 @@ def check_text(check: Check) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends all ranks without a traceback of each
     sys.exit(main())

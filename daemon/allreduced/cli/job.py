@@ -108,12 +108,9 @@ def agent_command(job: Job, node: int, ready: int, join: str) -> tuple[str, ...]
 
 
 def agent_environment(job: Job, secret: str, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the job's agents, the only processes that know the secret of the links.
-
-    They log warnings and errors only, unless the caller's environment asks for more.
-    """
+    """Return the environment of the job's agents, the only processes that know the secret of the links."""
     environment = {key: value for key, value in base.items() if key not in _OF_ONE_PROCESS}
-    return {"ALLREDUCED_AGENT_LOG_LEVEL": "warning", **environment, **job.environment, "ALLREDUCED_SECRET": secret}
+    return {**environment, **job.environment, "ALLREDUCED_SECRET": secret}
 
 
 def rank_environment(job: Job, rank: int, master_port: int, base: Mapping[str, str]) -> dict[str, str]:

@@ -111,7 +111,8 @@ def input_of(rank: int, size: int, count: int, sweep: Sweep) -> Array:
         values = 1 + ((positions + rank) % size == 0)
     else:
         values = 1 + (positions + rank) % 7
-    return values.astype(sweep.dtype)
+    typed: Array = values.astype(sweep.dtype)
+    return typed
 
 
 def result_of(size: int, count: int, sweep: Sweep) -> Array:
@@ -122,4 +123,6 @@ def result_of(size: int, count: int, sweep: Sweep) -> Array:
     total = input_of(0, size, count, sweep)
     for rank in range(1, size):
         function(total, input_of(rank, size, count, sweep), out=total)
-    return total / np.asarray(size, sweep.dtype) if sweep.op == "mean" else total
+    if sweep.op == "mean":
+        np.divide(total, size, out=total)
+    return total

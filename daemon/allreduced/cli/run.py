@@ -76,7 +76,7 @@ def execute(arguments: argparse.Namespace) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise ConfigError("no command to run", hint="put it after --, such as: allreduced run -- python train.py")
-    require("msgspec", "uvloop")
+    require("msgspec")
     return run_job(
         Job(
             command=tuple(command),

@@ -221,8 +221,8 @@ class Supervisor:
                 if child is not None:  # else an orphan that we inherited
                     child.process.returncode = os.waitstatus_to_exitcode(wait_status)
                     ended.append((child, wait_status))
-        # Agents first: when an agent dies, its ranks fail of it.
-        for child, wait_status in sorted(ended, key=lambda item: item[0].rank):
+        # Causes before effects: when an agent dies its ranks fail of it, and when a rank is killed the others do.
+        for child, wait_status in sorted(ended, key=lambda item: (item[0].rank >= 0, not os.WIFSIGNALED(item[1]))):
             self._on_end(child, wait_status)
 
     def _on_end(self, child: _Child, wait_status: int) -> None:

@@ -30,7 +30,7 @@ class Table:
                 [column.unit for column in self._columns],
             )
         )
-        return "\n".join(lines)
+        return "\n".join(line.rstrip() for line in lines)
 
     def row(self, cells: Sequence[str]) -> str:
         """Return a row; a cell that is too wide pushes the rest to the right."""
