@@ -121,7 +121,7 @@ async def test_a_frozen_agent_is_lost_after_the_failure_timeout(start_agent: Sta
         finally:
             agents[2].process.send_signal(signal.SIGCONT)
         with pytest.raises(PeerLost):  # it learns that the others have given it up
-            await ranks[2].all_reduce(np.ones(1, "float32"))
+            await ranks[2].all_reduce(np.ones(500_000, "float32"))
     # They find each other again.
     async with asyncio.timeout(BOUND), group(agents, 3, "again") as ranks:
         results = await asyncio.gather(*(rank.all_reduce(np.ones(9)) for rank in ranks))
