@@ -101,7 +101,7 @@ class SimulatedNode:
         self._jobs: dict[int, Reduce] = {}
         self._creating: set[int] = set()
         self._timer = 0
-        self.actions = 0
+        self.log: list[Action] = []
         self._handlers: dict[type, Callable[..., None]] = {
             CreateArena: self._create_arena,
             DestroyArena: self._destroy_arena,
@@ -121,7 +121,7 @@ class SimulatedNode:
         if not self.alive:
             return
         actions: list[Action] = self.engine.handle(event, self._agenda.now)
-        self.actions += len(actions)
+        self.log += actions
         for action in actions:
             self._handlers[type(action)](action)
 

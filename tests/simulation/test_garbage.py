@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import pytest
 from tests.simulation.cluster import Cluster, fingerprint
-from tests.simulation.workload import plan, random_layouts, random_limits, replayable, seeds, submit_all
+from tests.simulation.workload import over_seeds, plan, random_layouts, random_limits, submit_all
 
 from allreduced.core.errors import ProtocolError, to_wire
 from allreduced.core.reductions import Reduction
@@ -94,19 +93,18 @@ def _disturb(rng: random.Random, cluster: Cluster) -> None:
     node.tell(event)
 
 
-@pytest.mark.parametrize("seed", seeds(200))
+@over_seeds(100)
 def test_nonsense_is_survived(seed: int) -> None:
-    with replayable("test_garbage.py::test_nonsense_is_survived", seed):
-        rng = random.Random(seed)
-        cluster = Cluster(seed, random_layouts(rng), random_limits(rng))
-        requests = submit_all(cluster, rng, plan(cluster, rng, 8), deadline=2.0)
-        for _ in range(rng.choice((3, 60))):
-            cluster.agenda.at(rng.random() * 30e-3, lambda: _disturb(rng, cluster))
-        cluster.agenda.run()
-        for found in requests.values():
-            assert all(len(request.answers) == 1 for request in found)
-        for number in cluster.groups:
-            for node in cluster.nodes.values():
-                node.tell(GroupBroken(number, ProtocolError("over")))
-        cluster.run()
-        cluster.close()
+    rng = random.Random(seed)
+    cluster = Cluster(seed, random_layouts(rng), random_limits(rng))
+    requests = submit_all(cluster, rng, plan(cluster, rng, 8), deadline=2.0)
+    for _ in range(rng.choice((3, 60))):
+        cluster.agenda.at(rng.random() * 30e-3, lambda: _disturb(rng, cluster))
+    cluster.agenda.run()
+    for found in requests.values():
+        assert all(len(request.answers) == 1 for request in found)
+    for number in cluster.groups:
+        for node in cluster.nodes.values():
+            node.tell(GroupBroken(number, ProtocolError("over")))
+    cluster.run()
+    cluster.close()

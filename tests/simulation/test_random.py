@@ -9,11 +9,10 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.example_schedules import doubling, ring
 from tests.simulation.workload import (
     check_results,
+    over_seeds,
     plan,
     random_layouts,
     random_limits,
-    replayable,
-    seeds,
     submit_all,
 )
 
@@ -33,14 +32,13 @@ def _run(seed: int, scheduler: object = None) -> None:
     cluster.close()
 
 
-@pytest.mark.parametrize("seed", seeds(300))
+@over_seeds(300)
 def test_every_rank_gets_the_bits_of_the_oracle(seed: int) -> None:
-    with replayable("test_random.py::test_every_rank_gets_the_bits_of_the_oracle", seed):
-        _run(seed)
+    _run(seed)
 
 
-@pytest.mark.parametrize("seed", seeds(60))
-def test_the_same_with_schedules_of_many_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@over_seeds(80)
+def test_the_same_with_schedules_of_many_steps(seed: int) -> None:
     def other(kind: str, members: int, root: int) -> Schedule:
         if kind == "broadcast":
             return schedule_for(kind, "direct", members, root)
@@ -50,6 +48,18 @@ def test_the_same_with_schedules_of_many_steps(seed: int, monkeypatch: pytest.Mo
         del algorithm
         return compile_program(other(kind, members, root), member)
 
-    monkeypatch.setattr(admission, "program_for", program)
-    with replayable("test_random.py::test_the_same_with_schedules_of_many_steps", seed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(admission, "program_for", program)
         _run(seed, other)
+
+
+@over_seeds(10)
+def test_the_same_events_give_the_same_actions(seed: int) -> None:
+    def run() -> list[str]:
+        rng = random.Random(seed)
+        cluster = Cluster(seed, random_layouts(rng), random_limits(rng))
+        submit_all(cluster, rng, plan(cluster, rng, 8), deadline=rng.choice((5e-3, 1e6)))
+        cluster.run()
+        return [repr(action) for node in cluster.nodes.values() for action in node.log]
+
+    assert run() == run()

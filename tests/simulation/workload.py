@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from tests.simulation.cluster import Call, Cluster, Request, fingerprint
 from tests.simulation.kernels import numpy_dtype
 from tests.simulation.oracle import expected
@@ -22,6 +22,8 @@ from allreduced.schedules.schedule import Schedule
 from allreduced.schedules.select import schedule_for
 
 COUNTS = (0, 1, 2, 7, 16, 31, 64, 97, 127, 255, 509, 1021, 2039)
+BATCH = 20
+"""Seeds per test item: the checks around each item cost more than a run."""
 Scheduler = Callable[[str, int, int], Schedule]
 
 
@@ -37,20 +39,30 @@ class Planned:
     priority: int
 
 
-def seeds(count: int) -> list[int]:
-    """Return the seeds to run: 0 … count-1, or those of ``SIMULATION_SEEDS=first:end``."""
-    wanted = os.environ.get("SIMULATION_SEEDS", f"0:{count}").split(":")
-    return list(range(int(wanted[0]), int(wanted[1])))
+def over_seeds(count: int) -> Callable[[Callable[[int], None]], Callable[[range], None]]:
+    """Run a test for the seeds 0 … count-1, many per test item; the error of a failing one says how to repeat it.
 
+    ``SIMULATION_SEEDS=first:end`` in the environment chooses other seeds.
+    """
+    first, end = map(int, os.environ.get("SIMULATION_SEEDS", f"0:{count}").split(":"))
+    batches = [range(start, min(end, start + BATCH)) for start in range(first, end, BATCH)]
 
-@contextmanager
-def replayable(test: str, seed: int) -> Iterator[None]:
-    """Add the command that repeats a failing run to its error."""
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(f"replay: SIMULATION_SEEDS={seed}:{seed + 1} python -m pytest 'tests/simulation/{test}[{seed}]'")
-        raise
+    def decorate(test: Callable[[int], None]) -> Callable[[range], None]:
+        def run(batch: range) -> None:
+            for seed in batch:
+                try:
+                    test(seed)
+                except BaseException as error:
+                    where = f"tests/simulation/{test.__module__.rsplit('.', 1)[-1]}.py"
+                    command = f"SIMULATION_SEEDS={seed}:{seed + 1} python -m pytest {where} -k {test.__name__}"
+                    error.add_note(f"replay: {command}")
+                    raise
+
+        run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
+        marked = pytest.mark.parametrize("batch", batches, ids=lambda batch: f"{batch.start}-{batch.stop - 1}")
+        return marked(run)
+
+    return decorate
 
 
 def random_layouts(rng: random.Random) -> list[dict[str, list[int]]]:

@@ -17,14 +17,16 @@ class Progress:
 
     def __init__(self) -> None:
         self.done = 0
-        self.ahead: dict[int, int] = {}
+        self.ahead: dict[int, int] | None = None
 
     def complete(self, first: int, end: int) -> None:
         """Take note that tiles ``first … end-1`` are complete."""
-        if first != self.done:
-            self.ahead[first] = end
-            return
         ahead = self.ahead
+        if first != self.done:
+            if ahead is None:
+                ahead = self.ahead = {}
+            ahead[first] = end
+            return
         while ahead and end in ahead:
             end = ahead.pop(end)
         self.done = end

@@ -74,6 +74,9 @@ class Ending:
             if submit is None:
                 continue
             lease = 0
+            if submit.client in operation.group.gone:
+                context.out.append(Fail(submit.client, submit.request, wording.client_gone(operation)))
+                continue
             if holder is not None:
                 over = self._leases.over_quota(submit.client, holder.allocation.nbytes)
                 if over is not None:
@@ -103,6 +106,9 @@ class Ending:
         if operation.outstanding == 0:
             self.release(operation)
             operation.group.ending.pop(operation.key, None)
+            execution, operation.execution = operation.execution, None
+            if execution is not None:
+                execution.dispose()
 
     def abandon(self, operation: Operation, error: AllReducedError) -> None:
         """Send nothing more of a delivered operation that has ended otherwise at a peer."""

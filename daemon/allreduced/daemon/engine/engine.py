@@ -150,6 +150,9 @@ class Engine:
 
     def _client_gone(self, event: ClientGone) -> None:
         self._leases.client_gone(event.client)
+        for group in self._groups.values():
+            if event.client in group.local.values():
+                group.gone.add(event.client)
 
     def _leases_returned(self, event: LeasesReturned) -> None:
         self._leases.give_back(event.client, event.leases)

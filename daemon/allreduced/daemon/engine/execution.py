@@ -231,6 +231,12 @@ class Execution:
         if row.level.index + 1 < len(row.block.levels):
             self._pump(row.block)
 
+    def dispose(self) -> None:
+        """Let go of everything. Blocks and rows know each other, which would leave them to the garbage collector."""
+        for block in self._blocks:
+            block.levels = []
+            block.sends = []
+
     def unserved(self) -> list[int]:
         """Return the members from which data is still due, ascending."""
         return sorted(

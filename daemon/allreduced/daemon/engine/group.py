@@ -31,6 +31,7 @@ class Group:
         "error",
         "forgotten",
         "generation",
+        "gone",
         "key",
         "left",
         "local",
@@ -72,6 +73,8 @@ class Group:
         self.ending: dict[tuple[str, int], Operation] = {}
         """Ended operations whose memory is still in use."""
         self.outcomes: dict[tuple[str, int], Outcome] = {}
+        self.gone: set[int] = set()
+        """Clients of this group whose connection ended: they can hold no leases any more."""
         self.left: set[int] = set()
         """Ranks of the whole group that left on purpose."""
         self.error: AllReducedError | None = None

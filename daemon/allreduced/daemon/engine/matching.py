@@ -316,6 +316,5 @@ class Matching:
 def _too_many_names(group: Group, limit: int) -> LimitExceeded:
     return LimitExceeded(
         f"{group.label} has used {limit} different names of operations",
-        limit="limits.names",
         hint="use one name again and again for the same tensor; uses are counted",
     )

@@ -74,6 +74,9 @@ class Solo:
         del job
         self.final = True
 
+    def dispose(self) -> None:
+        """Do nothing: there are no circles."""
+
     def unserved(self) -> list[int]:
         """Return nothing: there are no peers."""
         return []

@@ -163,6 +163,11 @@ def bad_source(operation: Operation, rank: int, given: int, wanted: int) -> Inva
     )
 
 
+def client_gone(operation: Operation) -> ClosedError:
+    """Return the error for a result whose client does not exist any more."""
+    return ClosedError(f"{operation.group.label}: nobody is there to take the result of {operation.label}")
+
+
 def not_open(group: int) -> ClosedError:
     """Return the error for a submit to a group that is not there."""
     return ClosedError(f"group {group} is not open on this node", hint="connect again")
