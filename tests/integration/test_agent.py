@@ -121,7 +121,7 @@ async def test_a_frozen_agent_is_lost_after_the_failure_timeout(start_agent: Sta
         finally:
             agents[2].process.send_signal(signal.SIGCONT)
         with pytest.raises(PeerLost):  # it learns that the others have given it up
-            await ranks[2].all_reduce(np.ones(1, "float32"))
+            await ranks[2].all_reduce(np.ones(500_000, "float32"))
     # They find each other again.
     async with asyncio.timeout(BOUND), group(agents, 3, "again") as ranks:
         results = await asyncio.gather(*(rank.all_reduce(np.ones(9)) for rank in ranks))
@@ -167,6 +167,16 @@ async def test_a_killed_process_is_named_at_the_other_node_and_its_rerun_works(s
         async with group(agents[:2], 2) as again:
             results = await asyncio.gather(*(rank.all_reduce(np.ones(3)) for rank in again))
         assert results[0].tolist() == [2.0] * 3
+
+
+async def test_reruns_of_one_job_on_changing_nodes_never_meet_the_last_run(start_agent: StartAgent) -> None:
+    agents = three_agents(start_agent)
+    async with asyncio.timeout(BOUND):
+        for run in range(12):
+            order = [agents[(rank + run) % 3] for rank in range(3)]
+            async with group(order, 4) as ranks:
+                results = await asyncio.gather(*(rank.all_reduce(np.full(2000, run)) for rank in ranks))
+            assert [result.tolist() for result in results] == [[4 * run] * 2000] * 4
 
 
 async def test_gathering_errors_reach_the_caller(start_agent: StartAgent) -> None:

@@ -78,7 +78,6 @@ def test_the_long_name_of_the_secret_beats_the_short_one() -> None:
         ('[[peers.static]]\nnode = "b"\naddress = "x"\n', "peers.static[0].address", "malformed"),
         ("engine = 3\n", "agent.toml: $.engine", "is a section"),
         ("[engine\n", "agent.toml", "no TOML"),
-        ("[failure]\ndeadline = 1.0\n", "agent.toml: $.failure.deadline", "shorter"),
         ("[failure]\nfailure_timeout = 0.0\n", "agent.toml: $.failure.failure_timeout", "0.2"),
         ('[peers]\nlisten = "tcp://nowhere"\n', "peers.listen", "no port"),
         ('[limits]\narena_bytes = "1MiB"\n', "agent.toml: $.limits.arena_bytes", "at least 16MiB"),

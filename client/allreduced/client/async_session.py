@@ -238,7 +238,7 @@ class AsyncSession:
         if self._closed:
             return
         self._closed = True
-        if self._loop.is_running() and asyncio._get_running_loop() is not self._loop:
+        if self._loop.is_running() and not _runs_here(self._loop):
             # The garbage collector runs us in another thread.
             self._loop.call_soon_threadsafe(_detach, self._loop, self._connection)
         else:
@@ -251,6 +251,13 @@ class AsyncSession:
             )
         if self._left:
             raise ClosedError("the communicator was closed")
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
 
 
 def _detach(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:

@@ -76,6 +76,10 @@ Return: TypeAlias = "tuple[int, int, int]"
 """A block that came back: its arena's key, offset and size. No reference, so that it keeps nothing mapped."""
 
 
+IDLE_CALLS = 64
+"""Calls after which an arena that none of them used counts as idle."""
+
+
 class _Stretch:
     """Bytes of a mapping that are somebody's; arrays over them refer to this object."""
 
@@ -155,6 +159,8 @@ class InputArena:
         self.key = key
         self.mapping = mapping
         self.live = 0
+        self.used_at = 0
+        """The pool's count of calls when a block was last taken."""
         self._free: dict[int, list[int]] = {}
         self._fresh = 0
 
@@ -187,6 +193,7 @@ class Pool:
     def __init__(self) -> None:
         self._arenas: dict[int, InputArena] = {}
         self._keys = itertools.count()
+        self._calls = 0
         self._returned: deque[Return] = deque()
 
     def allocate(self, nbytes: int) -> Block | None:
@@ -196,6 +203,7 @@ class Pool:
         for home in self._arenas.values():
             offset = home.take(size)
             if offset is not None:
+                home.used_at = self._calls
                 return Block(home, offset, size, nbytes, self._returned)
         return None
 
@@ -217,12 +225,20 @@ class Pool:
                 return mapping
         return None
 
-    def surplus(self, keep: int = KEEP_FREE) -> list[int]:
-        """Forget the arenas without blocks beyond ``keep`` bytes, and return their numbers, to be released."""
+    def count_call(self) -> list[int]:
+        """Take note of one more call; return the arenas to be released because they have long been of no use."""
+        self._calls += 1
+        return [] if self._calls % IDLE_CALLS else self.surplus(before=self._calls - IDLE_CALLS)
+
+    def surplus(self, keep: int = KEEP_FREE, *, before: int | None = None) -> list[int]:
+        """Forget the arenas without blocks beyond ``keep`` bytes, and return their numbers, to be released.
+
+        ``before``: only those that were not used since that many calls.
+        """
         self._collect()
         gone: list[int] = []
         for home in sorted(self._arenas.values(), key=lambda home: home.mapping.nbytes):
-            if home.live:
+            if home.live or (before is not None and home.used_at > before):
                 continue
             if home.mapping.nbytes <= keep:
                 keep -= home.mapping.nbytes

@@ -395,6 +395,8 @@ class Conversation:
         """Send the part and return True, or ask for an arena and return False."""
         if self.joined is None or self.welcome is None:
             raise InvalidArgument("the communicator has not joined its group")
+        for idle in self._pool.count_call():
+            self._send(ReleaseArena(idle))
         payload: bytes | None = None
         arena, offset, upload = -1, 0, False
         if part.sources and part.nbytes:

@@ -73,8 +73,7 @@ def read_launch(
     :raises ConfigError: a variable has a bad value, the numbers contradict each other, or the job cannot be told.
     """
     identify = launcher_id or launcher_identity
-    given_size = size is not None
-    found = _detect(environ, identify, job_known=job is not None, ignore=rank is not None and given_size)
+    found = _detect(environ, identify, job_known=job is not None)
     if found is None:
         if (rank is None) != (size is None) and (rank or 0, size or 1) != (0, 1):
             missing = "size" if size is None else "rank"
@@ -152,12 +151,9 @@ def _join(environ: Environment, launch: Launch) -> str | None:
 # One function for each launcher. Each returns None where its variables are not there.
 
 
-def _detect(environ: Environment, identify: LauncherId, *, job_known: bool, ignore: bool) -> Launch | None:
+def _detect(environ: Environment, identify: LauncherId, *, job_known: bool) -> Launch | None:
     if "ALLREDUCED_RANK" in environ:
         return _own(environ, identify)
-    if ignore and "TORCHELASTIC_RUN_ID" not in environ and "OMPI_COMM_WORLD_RANK" not in environ:
-        # rank= and size= are given: an unfinished set of variables (an salloc shell, say) must not stand in the way.
-        return None
     if "TORCHELASTIC_RUN_ID" in environ and "RANK" in environ:
         return _torchrun(environ, identify)
     if "OMPI_COMM_WORLD_RANK" in environ:

@@ -198,8 +198,8 @@ class Session:
             while conversation.completed:
                 # It stays in the list until it is done: an interrupted copy is made again by the next reader.
                 part, outcome = conversation.completed[0]
-                self._lock.release()
                 try:
+                    self._lock.release()
                     error = part.operation.materialize(part, outcome)
                 finally:
                     self._lock.acquire()
@@ -215,8 +215,9 @@ class Session:
         if self._closed:
             return
         self._pollers += 1
-        self._lock.release()
         try:
+            # Inside the block: a signal's handler may raise right after it.
+            self._lock.release()
             until = min(until, time.monotonic() + SLICE_SECONDS)
             poll(self._connection.fileno(), read=read, write=write, until=until)
         finally:

@@ -61,7 +61,7 @@ class LocalServer:
             node=node,
             incarnation=incarnation,
             log=self._log,
-            drop_stale=self._drop_stale,
+            drop_stale=self.drop_stale,
             forget=self._forget,
         )
         self._uid_allowed = uid_allowed
@@ -166,7 +166,7 @@ class LocalServer:
         if not session.attached and not session.gone:
             session.connection.close(f"said no hello within {self.limits.hello_timeout:g} s")
 
-    def _drop_stale(self, key: GroupKey, but: int) -> None:
+    def drop_stale(self, key: GroupKey, but: int = -1) -> None:
         """Let nobody be refused a rank that a dead process holds: jobs are run again faster than their end is seen."""
         for session in tuple(self._sessions.values()):
             if session.client != but and not session.gone and session.claims(key):

@@ -109,6 +109,7 @@ class Peers(LinkOwner):
         """Begin to watch the links. ``advertised``: where others may dial this agent, empty for nowhere."""
         self._advertised = advertised
         self._monitor = asyncio.get_running_loop().create_task(self._watch(), name="peers")
+        self._monitor.add_done_callback(_watch_ended)
 
     def dial(self, target: Target) -> Dialler:
         """Keep a link to ``target`` from now on; return who does so. A target that is known already stays as it is."""
@@ -133,8 +134,12 @@ class Peers(LinkOwner):
                 link.link.abort(AgentUnavailable(f"agent {self._node!r} stops"))
         if closing:
             await asyncio.wait(closing)
-        for link in list(self._links):
-            await link.over.wait()
+        try:
+            async with asyncio.timeout(timeout):
+                for link in list(self._links):
+                    await link.over.wait()
+        except TimeoutError:
+            logger.error("event=links_left links=%d", len(self._links))
         if self._monitor is not None:
             self._monitor.cancel()
             await asyncio.wait([self._monitor])
@@ -358,3 +363,8 @@ def _lost(node: str, error: AllReducedError | None) -> AllReducedError:
     reason = error.message if error is not None else "it closed the link without a goodbye"
     hint = error.hint if isinstance(error, ProtocolError) else "was it killed? see its log"
     return PeerLost(f"agent {node!r} is lost: {reason}", nodes=(node,), hint=hint)
+
+
+def _watch_ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("event=defect what=%r", "the watch over the links ended", exc_info=error)

@@ -117,7 +117,6 @@ class Failure(_Section, frozen=True):
     """When something is given up. One knob; what else is needed is derived from it."""
 
     failure_timeout: Annotated[float, Meta(ge=0.2, le=3600, description="seconds until a silent peer is dead")] = 5.0
-    deadline: Annotated[Seconds, Meta(description="seconds that operations may take where they say nothing")] = 300.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -369,8 +368,6 @@ def _check(settings: Settings, path: str) -> None:
     # Tests of code paths for many tiles go below with the tile of a group, which is not a setting.
     if tile & (tile - 1) or not 256 << 10 <= tile <= 4 << 20:
         raise wrong("engine.tile_bytes", f"{tile} cannot be a tile", "a power of two from 256KiB to 4MiB")
-    if settings.failure.deadline < settings.failure.failure_timeout:
-        raise wrong("failure.deadline", "it is shorter than failure_timeout", "losses must be seen before it passes")
     limits = settings.limits
     if limits.arena_bytes and limits.arena_bytes < 16 * tile:
         raise wrong("limits.arena_bytes", "it has no room for 16 tiles", f"at least {_human(16 * tile)}")

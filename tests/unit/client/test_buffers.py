@@ -6,7 +6,17 @@ import os
 import numpy as np
 import pytest
 
-from allreduced.client.buffers import MIN_ARENA, MIN_BLOCK, Block, Lease, Mapping, Pool, block_class
+from allreduced.client.buffers import (
+    IDLE_CALLS,
+    KEEP_FREE,
+    MIN_ARENA,
+    MIN_BLOCK,
+    Block,
+    Lease,
+    Mapping,
+    Pool,
+    block_class,
+)
 from allreduced.core.errors import ProtocolError
 
 
@@ -65,6 +75,18 @@ def test_surplus_arenas_are_given_back_but_never_those_in_use() -> None:
     del used
     assert pool.surplus(0) == [1]
     assert pool.allocate(1) is None
+
+
+def test_an_arena_that_is_of_no_use_for_long_is_given_back() -> None:
+    pool = Pool()
+    pool.add(mapping(1, KEEP_FREE + 4096))
+    allocate(pool, KEEP_FREE)
+    assert [pool.count_call() for _ in range(IDLE_CALLS)] == [[]] * (IDLE_CALLS - 1) + [[1]]
+    pool.add(mapping(2, KEEP_FREE + 4096))
+    allocate(pool, 1000)
+    assert not any(pool.count_call() for _ in range(IDLE_CALLS - 1))
+    allocate(pool, 1000)
+    assert not any(pool.count_call() for _ in range(IDLE_CALLS))
 
 
 def test_a_block_of_an_arena_that_was_given_back_is_forgotten() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -447,6 +448,7 @@ def test_a_dropped_communicator_leaves(agent: FakeAgent) -> None:
     agent.until(lambda: agent.count(Leave) == 1 and not agent.clients)
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_cannot_use_the_communicator_and_does_not_disturb_the_parent(
     agent: FakeAgent, comm: Communicator
 ) -> None:
@@ -464,6 +466,27 @@ def test_a_forked_child_cannot_use_the_communicator_and_does_not_disturb_the_par
             os._exit(status)
     assert os.waitpid(pid, 0)[1] == 0
     assert comm.all_reduce(np.ones(LARGE))[0] == 1
+
+
+def test_an_interrupted_wait_can_be_repeated(agent: FakeAgent, comm: Communicator) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    agent.hold = True
+    work = comm.all_reduce(np.ones(LARGE), name="x", async_op=True)
+
+    def interrupted() -> None:
+        agent.order(lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        work.wait()
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    agent.complete("x")
+    assert work.wait()[0] == 1
 
 
 def test_close_in_another_thread_ends_a_wait(
@@ -510,6 +533,7 @@ def test_a_script_that_just_ends_leaves_orderly(agent: FakeAgent, end: str) -> N
     agent.until(lambda: agent.count(Leave) == 1 and not agent.clients)
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_child_of_multiprocessing_leaves_orderly(agent: FakeAgent) -> None:
     def child(socket: str) -> None:
         connect(socket=socket, job="child", rank=0, size=1).barrier()

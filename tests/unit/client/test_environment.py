@@ -144,6 +144,11 @@ def test_a_group_of_some_ranks_still_belongs_to_the_whole_job() -> None:
     assert (alone.local_rank, alone.local_size, alone.one_node) == (0, 1, False)
 
 
+def test_rank_and_size_given_inside_slurm_keep_its_job() -> None:
+    found = launch(SLURM, rank=0, size=4)
+    assert (found.job, found.rank, found.size, found.node_rank) == ("slurm-812.3.0", 0, 4, 2)
+
+
 def test_arguments_beat_variables() -> None:
     found = launch(TORCHRUN, job="j", rank=0, size=2, local_rank=0, local_size=2)
     assert (found.job, found.rank, found.size, found.local_rank, found.local_size) == ("j", 0, 2, 0, 2)

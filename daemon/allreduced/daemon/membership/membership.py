@@ -13,19 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from allreduced.core.errors import (
-    AllReducedError,
-    DeadlineExceeded,
-    InvalidArgument,
-    MismatchError,
-    PeerLost,
-    RankClaimed,
-    RankLost,
-    from_wire,
-    to_wire,
-)
+from allreduced.core.errors import AllReducedError, PeerLost, from_wire, to_wire
 from allreduced.core.identity import GroupKey, Member
 from allreduced.daemon.engine.events import GroupBroken, GroupForgotten, RanksLeft
+from allreduced.daemon.membership import wording
 from allreduced.daemon.membership.actions import (
     Action,
     Admit,
@@ -45,7 +36,7 @@ from allreduced.daemon.membership.events import (
     PeerUp,
     TimePassed,
 )
-from allreduced.daemon.membership.gathering import Claim, Gathering, sizes_by_rank
+from allreduced.daemon.membership.gathering import Claim, Gathering
 from allreduced.daemon.membership.instance import (
     GatheringView,
     GroupView,
@@ -164,18 +155,13 @@ class Membership:
         self._settle(event.key)
 
     def _why_not(self, event: ClientJoining) -> AllReducedError | None:
-        if not 1 <= event.size <= MAX_SIZE:
-            return InvalidArgument(f"a group has 1 to {MAX_SIZE} ranks, not {event.size}")
-        if not 0 <= event.rank < event.size:
-            return InvalidArgument(
-                f"rank {event.rank} is outside of 0 … {event.size - 1}, the ranks of group {event.key.name!r}",
-                hint="check rank and size, or the launcher's variables (RANK, WORLD_SIZE)",
-            )
+        if not 1 <= event.size <= MAX_SIZE or not 0 <= event.rank < event.size:
+            return wording.outside(event.key, event.rank, event.size, MAX_SIZE)
         holder = self._running_holder(event.key, event.rank)
         gathering = self._gatherings.get(event.key)
         if holder is None and gathering is not None:
             holder = next((claim for claim in gathering.local() if claim.rank == event.rank), None)
-        return _claimed(event.key, holder) if holder is not None else None
+        return wording.claimed(event.key, holder) if holder is not None else None
 
     def _client_leaving(self, client: int, group: int) -> None:
         instance = self._instances.get(group)
@@ -196,7 +182,9 @@ class Membership:
         for key, gathering in list(self._gatherings.items()):
             for claim in gathering.local():
                 if claim.client == client:
-                    self._void(key, gathering, claim, self._rank_lost([claim], "ended while its group gathered"))
+                    self._void(
+                        key, gathering, claim, wording.rank_lost(self._node, [claim], "ended while its group gathered")
+                    )
             self._settle(key)
         for instance in list(self._instances.values()):
             lost = [claim for claim in instance.local.values() if claim.client == client]
@@ -205,7 +193,7 @@ class Membership:
             for claim in lost:
                 del instance.local[claim.rank]
             if instance.state is State.RUNNING:
-                self._break(instance, self._rank_lost(lost, "ended without leaving the group"))
+                self._break(instance, wording.rank_lost(self._node, lost, "ended without leaving the group"))
             self._forget_if_empty(instance)
 
     # Peers
@@ -238,11 +226,11 @@ class Membership:
             if not ranks or node == self._node:
                 continue
             if instance.state is State.PROPOSED:
-                self._dissolve(instance, _peer_lost(node, ranks, error))
+                self._dissolve(instance, wording.peer_lost(node, ranks, error))
             elif instance.state is State.RUNNING and error is None:
                 self._ranks_left(instance, ranks)
             elif instance.state is State.RUNNING:
-                self._break(instance, _peer_lost(node, ranks, error))
+                self._break(instance, wording.peer_lost(node, ranks, error))
         for key in list(self._gatherings):
             self._settle(key)
 
@@ -316,14 +304,7 @@ class Membership:
 
     def _reject_sizes(self, key: GroupKey, gathering: Gathering) -> None:
         claims = gathering.free()
-        sizes = sizes_by_rank(claims)
-        listed = ", ".join(f"rank {rank} says {size}" for rank, size in list(sizes.items())[:8])
-        error = MismatchError(
-            f"the ranks of group {key.name!r} of job {key.job!r} expect different sizes: {listed}",
-            field="size",
-            by_rank=sizes,
-            hint="start all ranks of a job with one world size; two jobs need two job ids",
-        )
+        error = wording.sizes_differ(key, claims)
         for claim in claims:
             if claim.local:
                 self._reject(key, gathering, claim, error)
@@ -339,7 +320,7 @@ class Membership:
             if holder is None and self._node < claim.node:
                 holder = waiting.get(claim.rank)
             if holder is not None:
-                self._refuse(key, gathering, claim, _claimed(key, holder))
+                self._refuse(key, gathering, claim, wording.claimed(key, holder))
 
     def _propose(self, key: GroupKey, gathering: Gathering, claims: Sequence[Claim]) -> None:
         ranks: dict[str, list[int]] = {}
@@ -399,7 +380,7 @@ class Membership:
         instance = Instance(form, mine, local, consents={node, *(self._early_consents.pop(form.group) or ())})
         gone = [rank for rank in ranks if rank not in local]
         if gone:
-            lost = RankLost(f"rank(s) {_listed(gone)} on node {self._node!r} are gone", ranks=gone, nodes=(self._node,))
+            lost = wording.ranks_gone(self._node, gone)
             self._tell_members(instance, Broken(form.group, _NOT_ADMITTED, to_wire(lost)))
             return
         for number in {claim.group for claim in local.values() if claim.group}:
@@ -408,7 +389,7 @@ class Membership:
                 # The proposer has given that one up, and its word on this link comes in order.
                 self._dissolve(other, None)
             else:
-                busy = RankLost(f"ranks on node {self._node!r} are bound to another proposal", nodes=(self._node,))
+                busy = wording.bound_elsewhere(self._node)
                 self._tell_members(instance, Broken(form.group, _NOT_ADMITTED, to_wire(busy)))
                 return
         self._bind(gathering, instance)
@@ -527,7 +508,7 @@ class Membership:
 
     def _reject(self, key: GroupKey, gathering: Gathering, claim: Claim, error: AllReducedError) -> None:
         self._out.append(Reject(claim.client, claim.request, error))
-        self._void(key, gathering, claim, self._rank_lost([claim], "gave up while its group gathered"))
+        self._void(key, gathering, claim, wording.rank_lost(self._node, [claim], "gave up while its group gathered"))
 
     def _void(self, key: GroupKey, gathering: Gathering, claim: Claim, why: AllReducedError) -> None:
         gathering.remove(claim)
@@ -550,22 +531,12 @@ class Membership:
             if expired:
                 self._settle(key)
 
-    def _deadline_exceeded(self, key: GroupKey, gathering: Gathering, claim: Claim) -> DeadlineExceeded:
-        missing = gathering.missing(claim.size)
-        if missing and not claim.group:
-            return DeadlineExceeded(
-                f"group {key.name!r} of job {key.job!r} did not gather in time: rank(s) {_listed(missing)} of"
-                f" {claim.size} never came",
-                missing=missing,
-                hint="are these processes started, with the same job id, and do their agents reach this one?",
-            )
+    def _deadline_exceeded(self, key: GroupKey, gathering: Gathering, claim: Claim) -> AllReducedError:
         instance = self._instances.get(claim.group)
-        unreached = [node for node, known in instance.others() if self._peers.get(node) != known] if instance else []
-        where = f"; agent {self._node!r} cannot reach {', '.join(unreached)}" if unreached else ""
-        return DeadlineExceeded(
-            f"group {key.name!r} of job {key.job!r} did not form in time, though every rank came{where}",
-            hint="every agent must reach every other one",
-        )
+        if instance is None:
+            return wording.not_gathered(key, claim.size, gathering.missing(claim.size))
+        unreached = [node for node, known in instance.others() if self._peers.get(node) != known]
+        return wording.not_formed(key, self._node, unreached)
 
     def _set_timer(self) -> None:
         deadlines = [claim.deadline_at for gathering in self._gatherings.values() for claim in gathering.local()]
@@ -590,10 +561,6 @@ class Membership:
             if node != but and self._peers.get(node) == incarnation:
                 self._out.append(SendFrame(node, frame))
 
-    def _rank_lost(self, claims: Sequence[Claim], how: str) -> RankLost:
-        who = ", ".join(f"rank {claim.rank} (process {claim.pid} on node {claim.node!r})" for claim in claims)
-        return RankLost(f"{who} {how}", ranks=[claim.rank for claim in claims], nodes=(self._node,))
-
     def _draw(self) -> int:
         number = 0
         while not number:
@@ -603,26 +570,3 @@ class Membership:
 
 def _announce(key: GroupKey, claim: Claim) -> Announce:
     return Announce(key, claim.size, claim.rank, claim.number, claim.pid, claim.local_rank)
-
-
-def _claimed(key: GroupKey, holder: Claim) -> RankClaimed:
-    return RankClaimed(
-        f"rank {holder.rank} of group {key.name!r} of job {key.job!r} is held by {holder.holder()}",
-        rank=holder.rank,
-        hint="two processes have one rank: check the launcher, or give the other job its own id (job=…)",
-    )
-
-
-def _peer_lost(node: str, ranks: Sequence[int], error: AllReducedError | None) -> PeerLost:
-    how = error.message if error is not None else f"agent {node!r} stopped"
-    return PeerLost(
-        f"{how}; rank(s) {_listed(ranks)} are lost with node {node!r}",
-        nodes=(node,),
-        ranks=ranks,
-        hint=error.hint if error is not None else "",
-    )
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:16])
-    return shown if len(ranks) <= 16 else f"{shown}, … ({len(ranks)} in all)"
