@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import mmap
 import os
@@ -85,10 +86,12 @@ class Client:
 
     def send_bytes(self, data: bytes, descriptor: int = -1) -> None:
         view = memoryview(data)
-        if descriptor >= 0:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
-            view = view[self.connection.sendmsg([view], rights) :]
-        self.connection.sendall(view)
+        # a client may close while its last message is being answered; its end is then the next thing that is read
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if descriptor >= 0:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+                view = view[self.connection.sendmsg([view], rights) :]
+            self.connection.sendall(view)
 
 
 @dataclass(eq=False)
