@@ -54,7 +54,15 @@ inline Words to_words(Halves halves) {
 #endif
 }
 
-inline Halves to_halves(Words words) { return __builtin_convertvector(words, Halves); }
+// Every word is below 2^16.
+inline Halves to_halves(Words words) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i packed = _mm256_packus_epi32((__m256i)words, (__m256i)words);  // each half of the register on its own
+    return (Halves)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+#else
+    return __builtin_convertvector(words, Halves);
+#endif
+}
 
 struct BrainConversion {
     using Narrow = Halves;
@@ -62,12 +70,12 @@ struct BrainConversion {
     static Float32::Vector widen(Halves halves) { return (Float32::Vector)(to_words(halves) << 16); }
 
     static Halves narrow(Float32::Vector value) {
-        const Words bits = (Words)value;
-        // Half of the last place that stays, less one if the number is even: a carry rounds it up, into infinity too.
         using Unsigned = Register<std::uint32_t>::type;
-        const Words rounded = (Words)(((Unsigned)bits + 0x7fff + (((Unsigned)bits >> 16) & 1)) >> 16);
-        const Words quiet = (bits >> 16) | 0x40;
-        return to_halves((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+        const Unsigned bits = (Unsigned)value;
+        const Unsigned upper = bits >> 16;
+        // Half of the last place that stays, less one if the number is even: a carry rounds it up, into infinity too.
+        const Unsigned rounded = (bits + 0x7fff + (upper & 1)) >> 16;
+        return to_halves((Words)(value != value ? upper | 0x40 : rounded));
     }
 };
 
