@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SCRIPT = """
-import numpy as np, torch
+import os, numpy as np, torch
 from allreduced.client import connect
 
 comm = connect()
@@ -24,23 +25,25 @@ total = comm.all_reduce(np.full(1000, comm.rank + 1, "float32"))
 assert total.tolist() == [10.0] * 1000, total
 mean = comm.all_reduce(torch.arange(70_001, dtype=torch.float64) * (comm.rank + 1), op="mean")
 assert torch.equal(mean, torch.arange(70_001, dtype=torch.float64) * 2.5), mean
-print(f"rank {comm.rank} of {comm.size} ok", flush=True)
+os.write(1, f"rank {comm.rank} of {comm.size} ok\\n".encode())
 comm.close()
 """
 
 
-def _private_agents() -> list[psutil.Process]:
+def _of_job(mark: Path) -> list[psutil.Process]:
+    """Return what the job of this mark left running: its variables are inherited by the private agent too."""
     found = []
-    for process in psutil.process_iter(["cmdline", "uids"]):
-        command = process.info["cmdline"] or []
-        if "--private" in command and "allreduced.cli.main" in command and process.info["uids"].real == os.getuid():
-            found.append(process)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.environ().get("TEST_MARK") == str(mark):
+                found.append(process)
     return found
 
 
 def _torchrun(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", *arguments, str(script)]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ALLREDUCED_")}
+    environment["TEST_MARK"] = str(script)
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
 
 
@@ -53,7 +56,7 @@ def test_a_short_script_reduces_over_four_ranks_and_leaves_no_agent(tmp_path: Pa
     assert sorted(line for line in ended.stdout.splitlines() if line.startswith("rank ")) == [
         f"rank {rank} of 4 ok" for rank in range(4)
     ]
-    _, alive = psutil.wait_procs(_private_agents(), timeout=30)
+    _, alive = psutil.wait_procs(_of_job(script), timeout=30)
     assert not alive
 
 
@@ -68,12 +71,12 @@ def test_a_rank_that_dies_ends_the_others_with_its_name(tmp_path: Path) -> None:
         "try:\n"
         "    comm.all_reduce(np.ones(4, 'float32'))\n"
         "except Exception as error:\n"
-        "    print(f'{type(error).__name__} {error.ranks}', flush=True)\n"
+        "    os.write(1, f'{type(error).__name__} {error.ranks}\\n'.encode())\n"
         "    raise\n"
     )
     ended = _torchrun(script, "--nproc-per-node", "4")
     assert ended.returncode != 0
     # torchrun ends the others as soon as it sees the death, so how many of them get to print is its choice
     assert set(ended.stdout.split("\n")) <= {"RankLost (2,)", ""}
-    _, alive = psutil.wait_procs(_private_agents(), timeout=30)
+    _, alive = psutil.wait_procs(_of_job(script), timeout=30)
     assert not alive

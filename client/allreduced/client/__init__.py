@@ -1,1 +1,54 @@
-"""The client SDK: ``connect()`` attaches this process to its node's agent and returns a communicator."""
+"""The client SDK: ``connect()`` attaches this process to its node's agent and returns a communicator.
+
+Needs NumPy and msgpack only, starts no thread, and imports nothing of the agent. Read it in this order:
+``communicator`` (what users call), ``call`` and ``operation`` (a call, checked and cut into parts), ``conversation``
+(the protocol, without IO), ``session`` and ``async_session`` (who moves its bytes: blocking callers, an event loop),
+``buffers`` (shared memory), ``attach`` and ``private_agent`` (how a connection is made), ``environment`` (who am I).
+"""
+
+from allreduced.client.async_communicator import AsyncCommunicator
+from allreduced.client.async_session import AsyncWork
+from allreduced.client.communicator import Communicator, connect
+from allreduced.client.operation import WorkInfo
+from allreduced.client.work import Work
+from allreduced.core.errors import (
+    AgentUnavailable,
+    AllReducedError,
+    AuthenticationError,
+    ClosedError,
+    ConfigError,
+    DeadlineExceeded,
+    GroupChanged,
+    InvalidArgument,
+    LimitExceeded,
+    MismatchError,
+    PeerLost,
+    ProtocolError,
+    RankClaimed,
+    RankLost,
+    WaitTimeout,
+)
+
+__all__ = [
+    "AgentUnavailable",
+    "AllReducedError",
+    "AsyncCommunicator",
+    "AsyncWork",
+    "AuthenticationError",
+    "ClosedError",
+    "Communicator",
+    "ConfigError",
+    "DeadlineExceeded",
+    "GroupChanged",
+    "InvalidArgument",
+    "LimitExceeded",
+    "MismatchError",
+    "PeerLost",
+    "ProtocolError",
+    "RankClaimed",
+    "RankLost",
+    "WaitTimeout",
+    "Work",
+    "WorkInfo",
+    "connect",
+]

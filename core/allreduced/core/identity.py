@@ -29,6 +29,14 @@ class OperationKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class PeerIdentity:
+    """The authenticated other end of a link: its node name and the id of this start of its agent."""
+
+    node: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """One node of a formed group: its agent's name and incarnation, and the ranks it holds, ascending."""
 

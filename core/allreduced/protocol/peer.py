@@ -93,7 +93,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Retract:
-    """The claim announced as ``client`` is gone (process ended, deadline passed, refused)."""
+    """The claim announced as ``client`` waits no more (process ended, deadline passed, refused, its group formed)."""
 
     key: GroupKey
     client: Id
@@ -110,8 +110,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The group is formed with exactly these members; sent by the agent that holds rank 0.
+    """The group is to have exactly these members; proposed by the agent that holds rank 0.
 
+    Each member whose claims still wait sends the same frame to all other members, as its consent. A member admits its
+    clients when it has the consent of every other one, so no group ever holds a process that was already gone.
     ``clients[i]`` is the claim that holds rank ``i``. ``tile_bytes`` holds for all members.
     """
 
@@ -125,7 +127,10 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The group can run nothing more, for this error, on any member."""
+    """The group can run nothing more, for this error, on any member.
+
+    ``generation`` 0: the sender has not admitted its clients; claims of members that have not either wait again.
+    """
 
     group: Id
     generation: U32
@@ -230,7 +235,7 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The operation waits for memory at the sender, which holds the lowest rank; ``stamp`` as in Ready."""
+    """All local ranks of the sender arrived, but it waits for memory; ``stamp`` as in Ready. Sent once at most."""
 
     group: Id
     generation: U32

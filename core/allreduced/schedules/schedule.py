@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +29,7 @@ class Schedule:
     A member's value of a block begins as the reduction of its local inputs (ranks ascending). It is *final* after the
     member's last RECV_REDUCE of that block if ``final`` is 1 in that row, or after RECV_COPY, or, for blocks that a
     member finishes alone, from the start (no RECV rows at all). The order of reduction is: local inputs by rank, then
-    received values by ascending peer, step by step.
+    received values by ascending peer, step by step. A SEND of step ``s`` sends what the member had before step ``s``.
     """
 
     algorithm: str
@@ -39,6 +41,26 @@ class Schedule:
     move: npt.NDArray[np.int32]
     peer: npt.NDArray[np.int32]
     final: npt.NDArray[np.int32]
+
+
+class Row(NamedTuple):
+    """One row of a schedule; the fields are the arrays of :class:`Schedule`."""
+
+    member: int
+    block: int
+    step: int
+    move: Move
+    peer: int
+    final: bool
+
+
+def from_rows(algorithm: str, members: int, blocks: int, rows: Iterable[Row]) -> Schedule:
+    """Return the schedule with these rows, which may come in any order."""
+    table = np.array(sorted(rows), dtype=np.int32).reshape(-1, len(Row._fields))
+    columns = [np.ascontiguousarray(table[:, index]) for index in range(len(Row._fields))]
+    for column in columns:
+        column.flags.writeable = False
+    return Schedule(algorithm, members, blocks, *columns)
 
 
 def block_bounds(count: int, blocks: int) -> tuple[int, ...]:

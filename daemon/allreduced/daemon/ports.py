@@ -1,6 +1,8 @@
 """What the driver needs from the two planes: one for the clients of this node, one for the peer agents.
 
 ``local_server`` and ``peers`` implement these; tests of the driver use small fakes. This keeps the driver free of both.
+They in turn see the driver as an :class:`EventSink`, and the driver sees the pure parts as ``EnginePort`` and
+``MembershipPort``.
 """
 
 from __future__ import annotations
@@ -9,7 +11,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from allreduced.core.errors import AllReducedError
+from allreduced.daemon.engine.actions import Action as EngineAction
+from allreduced.daemon.engine.events import Event as EngineEvent
 from allreduced.daemon.engine.events import GroupStarted
+from allreduced.daemon.membership.actions import Action as MembershipAction
+from allreduced.daemon.membership.events import Event as MembershipEvent
 from allreduced.protocol.peer import Frame
 from allreduced.transports.base import Link
 
@@ -58,3 +64,30 @@ class PeerPort(Protocol):
 
     def link(self, node: str) -> Link | None:
         """Return the live link to the node, for data."""
+
+
+class EnginePort(Protocol):
+    """The engine, as the driver sees it."""
+
+    def handle(self, event: EngineEvent, now: float) -> Sequence[EngineAction]:
+        """Return what is to be done, in order."""
+
+
+class MembershipPort(Protocol):
+    """The memberships, as the driver sees them."""
+
+    def handle(self, event: MembershipEvent, now: float) -> Sequence[MembershipAction]:
+        """Return what is to be done, in order."""
+
+
+class EventSink(Protocol):
+    """The driver, as the planes see it. Everything is called on the loop's thread."""
+
+    def engine_event(self, event: EngineEvent) -> None:
+        """Give the engine an event. Its actions are done on return, unless this was called from within an action."""
+
+    def membership_event(self, event: MembershipEvent) -> None:
+        """Give the memberships an event, in the same way."""
+
+    def now(self) -> float:
+        """Return the time of the clock that deadlines are on, in seconds."""

@@ -13,14 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeAlias
 
 from allreduced.core.errors import AllReducedError
-
-
-@dataclass(frozen=True, slots=True)
-class PeerIdentity:
-    """The authenticated other end: its node name and the id of this start of its agent."""
-
-    node: str
-    incarnation: int
+from allreduced.core.identity import PeerIdentity as PeerIdentity  # also by this name: part of this contract
 
 
 @dataclass(slots=True)
@@ -90,7 +83,11 @@ class Link(abc.ABC):
         """Open writable ``buffer`` for data of this peer and return the token that the peer must send with.
 
         ``receive`` is the caller's number, unique per link while posted. The posting stays until every byte of the
-        buffer was received once (it is then over without a further callback), or until it is cancelled.
+        buffer was received once (it is then over without a further callback), or until it is cancelled. An empty one
+        is over at once. The number may be posted again after that; frames for the old posting do not reach the new one.
+
+        :raises ValueError: the number is in use, or the buffer is read-only.
+        :raises TypeError: the buffer is not C-contiguous.
         """
 
     @abc.abstractmethod
@@ -108,7 +105,12 @@ class Link(abc.ABC):
 
         It is cut into frames of at most ``max_frame`` bytes; data flows take the next frame when they are free:
         higher priority first, sends of one priority in turns. The memory belongs to the link until ``sent``.
-        ``tag``: unsigned 64 bits, carried in every frame's header for the receiver's checks.
+        ``tag``: unsigned 64 bits, carried in every frame's header for the receiver's checks. An empty buffer is sent at
+        once. On a link that is being closed nothing is sent, only ``sent`` follows. A token that is none of this
+        transport ends the link.
+
+        :raises ValueError: the number is in use, or offset or tag do not fit into 64 bits.
+        :raises TypeError: the buffer is not C-contiguous.
         """
 
     @abc.abstractmethod
@@ -145,8 +147,12 @@ class Handshake(Protocol):
         """Take bytes in pieces of any size and return what to send, maybe nothing.
 
         :raises AuthenticationError: the other side does not have the secret.
-        :raises ProtocolError: the bytes are not a handshake; nothing should be answered.
+        :raises ProtocolError: the bytes are not a handshake of a common version.
         """
+
+    @property
+    def refusal(self) -> bytes:
+        """What to send before the connection is dropped, after ``receive`` raised. Empty: answer nothing."""
 
     @property
     def finished(self) -> bool:
@@ -223,7 +229,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     async def connect(self, address: str, events: LinkEvents, options: LinkOptions) -> Link:
-        """Dial, authenticate, open all flows.
+        """Dial, authenticate, open all flows. Events may come before the caller runs again.
 
         :raises AgentUnavailable: nobody answers (its ``__cause__`` tells refused from silent) within the timeout.
         :raises AuthenticationError: the other side has another secret.

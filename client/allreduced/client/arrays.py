@@ -1,0 +1,163 @@
+"""Tensors that callers may give, and results in the caller's kind.
+
+NumPy arrays, torch tensors on the CPU (torch is never imported here, only used where the caller has), and everything
+that has ``__array_interface__``, DLPack on the CPU or the buffer protocol.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from allreduced.core.dtypes import DType, parse_dtype
+from allreduced.core.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer, CapsuleType
+
+Array: TypeAlias = "npt.NDArray[np.generic]"
+
+
+class TorchTensor(Protocol):
+    """The part of ``torch.Tensor`` that is used; names it without importing torch."""
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether autograd records operations on it."""
+        ...
+
+    def is_floating_point(self) -> bool:
+        """Return whether the elements are floats."""
+        ...
+
+    def data_ptr(self) -> int:
+        """Return the address of the first element."""
+        ...
+
+
+@runtime_checkable
+class ArrayInterface(Protocol):
+    """Anything with NumPy's array interface."""
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        """Describe the memory."""
+        ...
+
+
+@runtime_checkable
+class DLPack(Protocol):
+    """Anything that exports DLPack."""
+
+    def __dlpack__(self, *, stream: None = None) -> CapsuleType:
+        """Return the capsule."""
+        ...
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the device."""
+        ...
+
+
+Foreign: TypeAlias = "ArrayInterface | DLPack | Buffer"
+TensorLike: TypeAlias = "Array | TorchTensor | Foreign"
+TorchT = TypeVar("TorchT", bound=TorchTensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A checked tensor: ``array`` shares the caller's memory; ``torch`` says the caller's kind."""
+
+    array: Array
+    dtype: DType
+    torch: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements, without gaps."""
+        return self.array.size * self.dtype.itemsize
+
+
+def read_tensor(value: object, *, what: str = "x") -> Tensor:
+    """Return the tensor in ``value`` without copying it.
+
+    :raises InvalidArgument: not a tensor on the CPU, a dtype outside the table, or not in this machine's byte order.
+    """
+    array, torch = _as_array(value, what)
+    order = array.dtype.newbyteorder("=")
+    if array.dtype != order or not array.dtype.isnative:
+        raise InvalidArgument(
+            f"{what} is not in this machine's byte order ({array.dtype.str})",
+            hint="convert it first: x.astype(x.dtype.newbyteorder('='))",
+        )
+    return Tensor(array, parse_dtype(array.dtype.name), torch)
+
+
+def read_out(value: object, like: Tensor, *, what: str = "out") -> Array:
+    """Return the array behind ``out``, checked to take a result with the shape and dtype of ``like``.
+
+    :raises InvalidArgument: another shape or dtype, read-only, or not a tensor.
+    """
+    out = read_tensor(value, what=what)
+    if out.array.shape != like.array.shape:
+        raise InvalidArgument(f"{what} has shape {out.array.shape}, the result has {like.array.shape}")
+    if out.dtype is not like.dtype:
+        raise InvalidArgument(f"{what} has dtype {out.dtype.label}, the result has {like.dtype.label}")
+    if not out.array.flags.writeable:
+        raise InvalidArgument(f"{what} is read-only", hint="give a writable array, or leave it out to get a new one")
+    return out.array
+
+
+def in_kind(array: Array, torch: bool) -> object:
+    """Return ``array`` as a torch tensor where the caller's was one (same memory), else as it is."""
+    if not torch:
+        return array
+    module = sys.modules["torch"]
+    return cast("object", module.from_numpy(array))
+
+
+def _as_array(value: object, what: str) -> tuple[Array, bool]:
+    if isinstance(value, np.ndarray):
+        return value, False
+    if _is_torch(value):
+        return _from_torch(value, what), True
+    if isinstance(value, ArrayInterface):
+        # Of the caller's memory, never a copy; NumPy scalars come along here as arrays without dimensions.
+        return np.asarray(value), False
+    if isinstance(value, DLPack):
+        kind, _ = value.__dlpack_device__()
+        if kind != 1:
+            raise InvalidArgument(f"{what} is not in the memory of the CPU", hint="copy it to the CPU first")
+        try:
+            return np.from_dlpack(value), False
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise InvalidArgument(f"{what} cannot be read through DLPack: {error}") from error
+    try:
+        view = memoryview(cast("bytes", value))
+    except TypeError:
+        raise InvalidArgument(
+            f"{what} is a {type(value).__name__}, which is no tensor",
+            hint="give a NumPy array, a torch tensor, or an object with the buffer protocol, such as np.asarray(x)",
+        ) from None
+    return np.asarray(view), False
+
+
+def _is_torch(value: object) -> bool:
+    module = sys.modules.get("torch")
+    tensor = getattr(module, "Tensor", None)
+    return isinstance(tensor, type) and isinstance(value, tensor)
+
+
+def _from_torch(value: object, what: str) -> Array:
+    device = str(getattr(getattr(value, "device", None), "type", "cpu"))
+    if device != "cpu":
+        raise InvalidArgument(f"{what} is on device {device!r}", hint="move it to the CPU first: x.cpu()")
+    dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    parse_dtype(dtype)  # before .numpy(), which fails on bfloat16 with a message that does not help
+    try:
+        return cast("Array", value.detach().numpy())  # type: ignore[attr-defined]  # torch ships no stub we may import
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgument(f"{what} cannot be read as an array: {error}", hint="give a dense tensor") from error

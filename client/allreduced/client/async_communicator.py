@@ -1,0 +1,344 @@
+"""The asyncio communicator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from types import TracebackType
+from typing import Literal, Self, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from allreduced.client import call
+from allreduced.client.arrays import Array, Foreign, TorchT
+from allreduced.client.async_session import AsyncSession, AsyncWork, drive
+from allreduced.client.attach import Options, attach, read_options
+from allreduced.client.operation import Operation
+from allreduced.client.place import Place, Shape, check_shape
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+
+class AsyncCommunicator(Place):
+    """One rank of a group, for the event loop on which it was made.
+
+    Made by ``async with AsyncCommunicator.connect() as comm`` or ``comm = await AsyncCommunicator.connect()``.
+    Every collective starts at its call, in the order of the calls, and returns an :class:`AsyncWork` to await.
+    What they mean, keywords and errors: see :class:`allreduced.client.Communicator`. ``async_op`` is accepted and
+    changes nothing. Results are copied on the loop; ``view=True`` avoids that for large ones.
+    """
+
+    def __init__(self, session: AsyncSession, *, job: str, group: str) -> None:
+        super().__init__(session.joined, job=job, group=group)
+        self._session = session
+
+    @staticmethod
+    def connect(
+        *,
+        job: str | None = None,
+        group: str = "world",
+        rank: int | None = None,
+        size: int | None = None,
+        local_rank: int | None = None,
+        local_size: int | None = None,
+        socket: str | None = None,
+        deadline: float = 300.0,
+        default_deadline: float = 300.0,
+        shared_memory: bool = True,
+        agent: Literal["auto", "require"] | None = None,
+    ) -> Connecting:
+        """Attach to this node's agent, as :func:`allreduced.client.connect` does, with the same errors.
+
+        Await the returned object, or use it in ``async with``, once. Cancelling gives the rank back.
+        """
+        options = read_options(
+            job=job,
+            group=group,
+            rank=rank,
+            size=size,
+            local_rank=local_rank,
+            local_size=local_size,
+            socket=socket,
+            deadline=deadline,
+            default_deadline=default_deadline,
+            shared_memory=shared_memory,
+            agent=agent,
+        )
+        return Connecting(options)
+
+    @overload
+    def all_reduce(
+        self,
+        x: npt.NDArray[ScalarT],
+        *,
+        op: str = ...,
+        out: Array | None = ...,
+        view: bool = ...,
+        name: str | None = ...,
+        deadline: float | None = ...,
+        priority: int = ...,
+        algorithm: str | None = ...,
+        async_op: bool = ...,
+    ) -> AsyncWork[npt.NDArray[ScalarT]]: ...
+
+    @overload
+    def all_reduce(
+        self,
+        x: TorchT,
+        *,
+        op: str = ...,
+        out: TorchT | None = ...,
+        name: str | None = ...,
+        deadline: float | None = ...,
+        priority: int = ...,
+        algorithm: str | None = ...,
+        async_op: bool = ...,
+    ) -> AsyncWork[TorchT]: ...
+
+    @overload
+    def all_reduce(
+        self,
+        x: Foreign,
+        *,
+        op: str = ...,
+        out: Array | None = ...,
+        view: bool = ...,
+        name: str | None = ...,
+        deadline: float | None = ...,
+        priority: int = ...,
+        algorithm: str | None = ...,
+        async_op: bool = ...,
+    ) -> AsyncWork[Array]: ...
+
+    def all_reduce(
+        self,
+        x: object,
+        *,
+        op: str = "sum",
+        out: object = None,
+        view: bool = False,
+        name: str | None = None,
+        deadline: float | None = None,
+        priority: int = 0,
+        algorithm: str | None = None,
+        async_op: bool = True,
+    ) -> object:
+        """Combine the ``x`` of all ranks element by element and give every rank the same bits."""
+        del async_op
+        options = call.Options(name, deadline, priority, algorithm)
+        return self._start(call.all_reduce(x, op=op, out=out, view=view, options=options))
+
+    @overload
+    def all_reduce_many(
+        self,
+        tensors: Sequence[npt.NDArray[ScalarT]],
+        *,
+        op: str = ...,
+        out: Sequence[Array] | None = ...,
+        view: bool = ...,
+        name: str | None = ...,
+        deadline: float | None = ...,
+        priority: int = ...,
+        algorithm: str | None = ...,
+        async_op: bool = ...,
+    ) -> AsyncWork[list[npt.NDArray[ScalarT]]]: ...
+
+    @overload
+    def all_reduce_many(
+        self,
+        tensors: Sequence[TorchT],
+        *,
+        op: str = ...,
+        out: Sequence[TorchT] | None = ...,
+        name: str | None = ...,
+        deadline: float | None = ...,
+        priority: int = ...,
+        algorithm: str | None = ...,
+        async_op: bool = ...,
+    ) -> AsyncWork[list[TorchT]]: ...
+
+    @overload
+    def all_reduce_many(
+        self,
+        tensors: Sequence[Foreign],
+        *,
+        op: str = ...,
+        out: Sequence[Array] | None = ...,
+        view: bool = ...,
+        name: str | None = ...,
+        deadline: float | None = ...,
+        priority: int = ...,
+        algorithm: str | None = ...,
+        async_op: bool = ...,
+    ) -> AsyncWork[list[Array]]: ...
+
+    def all_reduce_many(
+        self,
+        tensors: Sequence[object],
+        *,
+        op: str = "sum",
+        out: Sequence[object] | None = None,
+        view: bool = False,
+        name: str | None = None,
+        deadline: float | None = None,
+        priority: int = 0,
+        algorithm: str | None = None,
+        async_op: bool = True,
+    ) -> object:
+        """Combine each tensor of the list with its counterparts on the other ranks; the result is their list."""
+        del async_op
+        options = call.Options(name, deadline, priority, algorithm)
+        return self._start(call.all_reduce_many(tensors, op=op, out=out, view=view, options=options))
+
+    @overload
+    def broadcast(
+        self,
+        x: npt.NDArray[ScalarT],
+        root: int = ...,
+        *,
+        out: Array | None = ...,
+        view: bool = ...,
+        name: str | None = ...,
+        deadline: float | None = ...,
+        priority: int = ...,
+        algorithm: str | None = ...,
+        async_op: bool = ...,
+    ) -> AsyncWork[npt.NDArray[ScalarT]]: ...
+
+    @overload
+    def broadcast(
+        self,
+        x: TorchT,
+        root: int = ...,
+        *,
+        out: TorchT | None = ...,
+        name: str | None = ...,
+        deadline: float | None = ...,
+        priority: int = ...,
+        algorithm: str | None = ...,
+        async_op: bool = ...,
+    ) -> AsyncWork[TorchT]: ...
+
+    @overload
+    def broadcast(
+        self,
+        x: Foreign,
+        root: int = ...,
+        *,
+        out: Array | None = ...,
+        view: bool = ...,
+        name: str | None = ...,
+        deadline: float | None = ...,
+        priority: int = ...,
+        algorithm: str | None = ...,
+        async_op: bool = ...,
+    ) -> AsyncWork[Array]: ...
+
+    def broadcast(
+        self,
+        x: object,
+        root: int = 0,
+        *,
+        out: object = None,
+        view: bool = False,
+        name: str | None = None,
+        deadline: float | None = None,
+        priority: int = 0,
+        algorithm: str | None = None,
+        async_op: bool = True,
+    ) -> object:
+        """Give every rank the ``x`` of rank ``root``; on the others ``x`` only tells shape and dtype."""
+        del async_op
+        options = call.Options(name, deadline, priority, algorithm)
+        operation = call.broadcast(x, root=root, rank=self.rank, size=self.size, out=out, view=view, options=options)
+        return self._start(operation)
+
+    def barrier(
+        self, *, name: str | None = None, deadline: float | None = None, priority: int = 0, async_op: bool = True
+    ) -> AsyncWork[None]:
+        """Wait until all ranks have called it."""
+        del async_op
+        operation = call.barrier(options=call.Options(name, deadline, priority, None))
+        self._session.submit(operation)
+        return AsyncWork(self._session, operation)
+
+    @overload
+    async def empty(self, shape: Shape, dtype: type[ScalarT] | np.dtype[ScalarT]) -> npt.NDArray[ScalarT]: ...
+
+    @overload
+    async def empty(self, shape: Shape, dtype: Literal["float32"] = ...) -> npt.NDArray[np.float32]: ...
+
+    @overload
+    async def empty(self, shape: Shape, dtype: str) -> Array: ...
+
+    async def empty(self, shape: Shape, dtype: npt.DTypeLike = "float32") -> Array:
+        """Return an uninitialised array in memory shared with the agent: submitting it copies nothing.
+
+        :raises LimitExceeded: the agent has no memory for it.
+        """
+        extents, kind = check_shape(shape, dtype)
+        nbytes = math.prod(extents) * kind.itemsize
+        if not self._session.shared_memory or nbytes <= self._session.inline_limit:
+            return np.empty(extents, kind.label)
+        return (await self._session.allocate(nbytes)).array(extents, kind.label)
+
+    @overload
+    async def zeros(self, shape: Shape, dtype: type[ScalarT] | np.dtype[ScalarT]) -> npt.NDArray[ScalarT]: ...
+
+    @overload
+    async def zeros(self, shape: Shape, dtype: Literal["float32"] = ...) -> npt.NDArray[np.float32]: ...
+
+    @overload
+    async def zeros(self, shape: Shape, dtype: str) -> Array: ...
+
+    async def zeros(self, shape: Shape, dtype: npt.DTypeLike = "float32") -> Array:
+        """Return :meth:`empty` filled with zeros."""
+        _, kind = check_shape(shape, dtype)
+        array = await self.empty(shape, kind.label)
+        array.fill(0)
+        return array
+
+    async def close(self) -> None:
+        """Leave the group. Works that are still pending here end with ClosedError; views stay valid."""
+        await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _start(self, operation: Operation) -> AsyncWork[object]:
+        if operation.parts:
+            self._session.submit(operation)
+        return AsyncWork(self._session, operation)
+
+
+class Connecting:
+    """A connection that is about to be made: to be awaited, or entered with ``async with``, once."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._communicator: AsyncCommunicator | None = None
+
+    def __await__(self) -> Generator[object, None, AsyncCommunicator]:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> AsyncCommunicator:
+        self._communicator = await self._connect()
+        return self._communicator
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._communicator is not None:
+            await self._communicator.close()
+
+    async def _connect(self) -> AsyncCommunicator:
+        options = self._options
+        attached = await drive(attach(options))
+        session = AsyncSession(attached, default_deadline=options.default_deadline)
+        return AsyncCommunicator(session, job=options.launch.job, group=options.group)

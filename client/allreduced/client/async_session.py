@@ -1,0 +1,346 @@
+"""The asyncio session: one connection whose socket the event loop watches. Everything runs on that loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import os
+import socket
+import sys
+import time
+import weakref
+from collections.abc import Generator
+from typing import Generic, TypeVar, cast
+
+from allreduced.client.attach import GRACE_SECONDS, Attached
+from allreduced.client.buffers import Block
+from allreduced.client.endpoint import transmit
+from allreduced.client.operation import Operation, WorkInfo
+from allreduced.client.session import CLOSE_SECONDS, FORKED, leave_when_forgotten
+from allreduced.client.waiting import Procedure, Wait
+from allreduced.core.errors import AgentUnavailable, AllReducedError, ClosedError, InternalError, WaitTimeout
+from allreduced.protocol.local import Joined
+
+READS = 32
+"""Reads in one turn of the loop at most, so that a large download leaves time for others."""
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+async def drive(procedure: Procedure[T]) -> T:
+    """Run the procedure to its end on the running loop. Cancelling closes what it had opened."""
+    try:
+        while True:
+            try:
+                wait = next(procedure)
+            except StopIteration as stop:
+                return cast("T", stop.value)
+            await _ready(wait)
+    finally:
+        procedure.close()
+
+
+async def _ready(wait: Wait) -> None:
+    seconds = max(wait.until - time.monotonic(), 0.0)
+    if wait.descriptor < 0:
+        await asyncio.sleep(seconds)
+        return
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(wait.descriptor, _wake, ready)
+    if wait.write:
+        loop.add_writer(wait.descriptor, _wake, ready)
+    try:
+        await asyncio.wait([ready], timeout=seconds)
+    finally:
+        loop.remove_reader(wait.descriptor)
+        if wait.write:
+            loop.remove_writer(wait.descriptor)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class AsyncSession:
+    """A joined connection for callers on the loop that is running now."""
+
+    def __init__(self, attached: Attached, *, default_deadline: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection = attached.connection
+        self._conversation = attached.conversation
+        self._receiver = attached.receiver
+        self._default_deadline = default_deadline
+        self._pid = os.getpid()
+        self._left = False
+        self._closed = False
+        self._writing = False
+        self._waiters: set[asyncio.Future[None]] = set()
+        joined = attached.conversation.joined
+        if joined is None:
+            raise InternalError("a session was made before its group was joined")
+        self.joined: Joined = joined
+        # The loop and the conversation must not keep the session: a forgotten one ends by itself.
+        reference = weakref.ref(self)
+        self._conversation.owner = reference
+        self._conversation.on_release = _flusher(reference, self._loop)
+        self._loop.add_reader(self._connection.fileno(), _on_readable, reference)
+        leave_when_forgotten(self)
+
+    @property
+    def shared_memory(self) -> bool:
+        """Whether tensors travel in shared memory."""
+        return self._conversation.shared_memory
+
+    @property
+    def inline_limit(self) -> int:
+        """Bytes of a tensor that travel inside messages at most."""
+        welcome = self._conversation.welcome
+        return welcome.inline_limit if welcome is not None else 0
+
+    def submit(self, operation: Operation) -> None:
+        """Start the operation; what the socket does not take at once follows from the loop.
+
+        :raises AllReducedError: the session or its group has ended.
+        """
+        self._check()
+        operation.give_up_at = time.monotonic() + (operation.deadline or self._default_deadline) + GRACE_SECONDS
+        self._conversation.submit(operation)
+        self._send()
+
+    async def wait(self, operation: Operation, timeout: float | None) -> bool:
+        """Return True when the operation has ended, False when ``timeout`` seconds have passed before."""
+        until = operation.give_up_at
+        if timeout is not None:
+            until = min(until, time.monotonic() + timeout)
+        while not operation.done:
+            if not await self._change(until):
+                if time.monotonic() >= operation.give_up_at:
+                    self._give_up()
+                break
+        return operation.done
+
+    async def allocate(self, nbytes: int) -> Block:
+        """Return a block of an input arena.
+
+        :raises LimitExceeded: the agent has no memory for it.
+        """
+        self._check()
+        request = self._conversation.allocate(nbytes)
+        self._send()
+        until = time.monotonic() + self._default_deadline + GRACE_SECONDS
+        while not request.done:
+            if not await self._change(until):
+                self._give_up()
+        block, request.block = request.block, None
+        if request.error is not None:
+            raise copy.copy(request.error)
+        if block is None:
+            raise InternalError("an arena was granted that has no room for what it was asked for")
+        return block
+
+    def receive(self) -> None:
+        """Take what has arrived."""
+        conversation = self._conversation
+        for _ in range(READS):
+            if conversation.error is not None or not self._receiver.receive():
+                break
+            completed, conversation.completed = conversation.completed, []
+            for part, outcome in completed:
+                error = part.operation.materialize(part, outcome)
+                part.operation.part_done(part, outcome, error)
+        self._notify()
+        if conversation.error is not None:
+            self._shut()
+        else:
+            self._send()
+
+    async def close(self) -> None:
+        """Leave the group; what is pending ends with ClosedError. Never waits long. Views stay valid."""
+        if self._left or os.getpid() != self._pid:
+            return
+        self._leave()
+        until = time.monotonic() + CLOSE_SECONDS
+        while self._conversation.has_output and not self._closed and await self._change(until):
+            pass
+
+    def leave_at_exit(self) -> None:
+        """Say goodbye without waiting, where the process or the communicator ends without having been closed."""
+        if os.getpid() != self._pid or self._closed:
+            return
+        self._left = True
+        self._conversation.leave()
+        transmit(self._connection, self._conversation)
+        self._shut()
+
+    def abandon(self) -> None:
+        """In a forked child: close the inherited descriptor, and leave the parent's loop alone."""
+        self._closed = True
+        self._connection.close()
+
+    def flush(self) -> None:
+        """Send returned leases."""
+        self._send()
+
+    def __del__(self) -> None:
+        if hasattr(self, "joined") and not sys.is_finalizing():
+            self.leave_at_exit()
+
+    async def _change(self, until: float) -> bool:
+        """Wait until anything has arrived or been sent; return False if the time came first."""
+        changed: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.add(changed)
+        try:
+            done, _ = await asyncio.wait([changed], timeout=max(until - time.monotonic(), 0.0))
+            return bool(done)
+        finally:
+            self._waiters.discard(changed)
+
+    def _notify(self) -> None:
+        for waiter in self._waiters:
+            _wake(waiter)
+
+    def _send(self) -> None:
+        if self._closed:
+            return
+        transmit(self._connection, self._conversation)
+        unsent = self._conversation.has_output
+        if unsent != self._writing:
+            self._writing = unsent
+            if unsent:
+                self._loop.add_writer(self._connection.fileno(), _on_writable, weakref.ref(self))
+            else:
+                self._loop.remove_writer(self._connection.fileno())
+                self._notify()
+        if self._left and not self._conversation.leased and not unsent:
+            self._shut()
+
+    def _leave(self) -> None:
+        self._left = True
+        self._conversation.leave()
+        self._notify()
+        self._send()
+
+    def _give_up(self) -> None:
+        self._conversation.fail(
+            AgentUnavailable(
+                "the agent of this node did not answer, long after the deadline",
+                hint="it hangs or is stopped; see its log, and restart it",
+            )
+        )
+        self._notify()
+        self._shut()
+
+    def _shut(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._loop.is_running() and not _runs_here(self._loop):
+            # The garbage collector runs us in another thread.
+            self._loop.call_soon_threadsafe(_detach, self._loop, self._connection)
+        else:
+            _detach(self._loop, self._connection)
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                FORKED.format(pid=self._pid), hint="connect again in this process, with a rank of its own"
+            )
+        if self._left:
+            raise ClosedError("the communicator was closed")
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+def _detach(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
+    if not loop.is_closed():
+        loop.remove_reader(connection.fileno())
+        loop.remove_writer(connection.fileno())
+    connection.close()
+
+
+def _on_readable(reference: weakref.ref[AsyncSession]) -> None:
+    session = reference()
+    if session is not None:
+        session.receive()
+
+
+def _on_writable(reference: weakref.ref[AsyncSession]) -> None:
+    session = reference()
+    if session is not None:
+        session.flush()
+
+
+class _flusher:  # noqa: N801  # a function with state
+    """Asks the loop to flush the session, from ``__del__`` in any thread; once for many leases."""
+
+    def __init__(self, reference: weakref.ref[AsyncSession], loop: asyncio.AbstractEventLoop) -> None:
+        self._reference = reference
+        self._loop = loop
+        self._asked = False
+
+    def __call__(self) -> None:
+        if self._asked or self._loop.is_closed():
+            return
+        self._asked = True
+        with contextlib.suppress(RuntimeError):  # the loop closed meanwhile, and its connection with it
+            self._loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        self._asked = False
+        session = self._reference()
+        if session is not None:
+            session.flush()
+
+
+class AsyncWork(Generic[T_co]):
+    """An operation in flight; ``await`` it for its result. Its input and ``out`` belong to the agent until it ended.
+
+    Cancelling a task that awaits it ends that wait and not the operation. Dropping it does not either.
+    """
+
+    __slots__ = ("_operation", "_session")
+
+    def __init__(self, session: AsyncSession, operation: Operation) -> None:
+        self._session = session
+        self._operation = operation
+
+    def __await__(self) -> Generator[object, None, T_co]:
+        return self.wait().__await__()
+
+    async def wait(self, timeout: float | None = None) -> T_co:
+        """Return the result. ``timeout`` in seconds ends the wait and not the operation; None waits for its end.
+
+        :raises WaitTimeout: the operation has not ended within ``timeout``; it goes on.
+        :raises AllReducedError: how the operation failed, on this rank as on all others.
+        """
+        if not await self._session.wait(self._operation, timeout):
+            raise WaitTimeout(
+                f"the operation has not ended within {timeout:g} s; it goes on",
+                hint="wait again, or give the operation a deadline= to end it",
+            )
+        return cast("T_co", self._operation.outcome())
+
+    def done(self) -> bool:
+        """Return True if the operation has ended, well or not."""
+        return self._operation.done
+
+    def exception(self) -> AllReducedError | None:
+        """Return the error that the operation ended with, None if it ended well or has not ended yet."""
+        return self._operation.error
+
+    @property
+    def info(self) -> WorkInfo | None:
+        """Facts about the operation; None until it has ended well."""
+        return self._operation.info
+
+    def __repr__(self) -> str:
+        return self._operation.describe("AsyncWork")

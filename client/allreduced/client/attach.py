@@ -1,0 +1,231 @@
+"""From nothing to a joined group: find this node's agent, or start one, then say hello and join."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from allreduced.client.call import check_deadline
+from allreduced.client.conversation import Conversation
+from allreduced.client.endpoint import Receiver, open_socket, transmit
+from allreduced.client.environment import AgentSettings, Launch, read_agent, read_launch
+from allreduced.client.private_agent import START_SECONDS, Lock, check_installed, private_agent, start
+from allreduced.client.waiting import Procedure, Wait
+from allreduced.core.addresses import SocketAddress, parse_socket
+from allreduced.core.errors import AgentUnavailable, ConfigError
+from allreduced.core.limits import check_name
+
+logger = logging.getLogger("allreduced.client")
+
+HELLO_SECONDS = 30.0
+"""How long an agent may take to answer the hello; one that takes longer hangs."""
+
+GRACE_SECONDS = 20.0
+"""How much later than a deadline the agent's answer may come before the agent counts as hung."""
+
+_STARTS = 2
+"""How often one connect() starts a private agent again after one that did not come up, or ended at once."""
+
+_HANDSHAKES = 50
+"""Private agents that may end in the face of one connect(): those of the last run of the same job do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The checked arguments of ``connect``."""
+
+    launch: Launch
+    agent: AgentSettings
+    group: str
+    deadline: float
+    default_deadline: float
+    shared_memory: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A connection whose conversation has joined its group."""
+
+    connection: socket.socket
+    conversation: Conversation
+    receiver: Receiver
+
+
+def read_options(
+    *,
+    job: str | None,
+    group: str,
+    rank: int | None,
+    size: int | None,
+    local_rank: int | None,
+    local_size: int | None,
+    socket: str | None,
+    deadline: float,
+    default_deadline: float,
+    shared_memory: bool,
+    agent: str | None,
+) -> Options:
+    """Return the checked arguments, completed from the environment.
+
+    :raises ConfigError: a variable or a number is out of range.
+    :raises InvalidArgument: a name or a deadline is.
+    """
+    launch = read_launch(os.environ, job=job, rank=rank, size=size, local_rank=local_rank, local_size=local_size)
+    check_name("job", launch.job)
+    check_name("group", group)
+    return Options(
+        launch=launch,
+        agent=read_agent(os.environ, launch, socket=socket, agent=agent),
+        group=group,
+        deadline=check_deadline("deadline", deadline),
+        default_deadline=check_deadline("default_deadline", default_deadline),
+        shared_memory=shared_memory,
+    )
+
+
+def attach(options: Options) -> Procedure[Attached]:
+    """Find or start the agent, and join the group.
+
+    :raises AgentUnavailable: there is no agent, and none could be started or starting is turned off.
+    :raises DeadlineExceeded: ranks of the group did not come; ``missing`` names them.
+    :raises AllReducedError: the agent refused this client.
+    """
+    until = time.monotonic() + options.deadline
+    settings = options.agent
+    if settings.socket is not None:
+        connection = open_socket(settings.socket, path=settings.source)
+        return (yield from _join(connection, options, until))
+    tried: list[str] = []
+    for place in settings.places:
+        try:
+            address = parse_socket(place)
+            connection = open_socket(address, path=place)
+        except (AgentUnavailable, ConfigError) as error:
+            logger.debug("event=agent_not_there place=%s reason=%s", place, error.message)
+            tried.append(error.message)
+            continue
+        return (yield from _join(connection, options, until))
+    if settings.require:
+        raise AgentUnavailable(
+            f"no agent runs on this node, and starting one is turned off: {'; '.join(tried)}",
+            hint="start one with: allreduced agent --config FILE; or unset ALLREDUCED_AGENT to have one started",
+        )
+    return (yield from _attach_private(options, until))
+
+
+def _attach_private(options: Options, until: float) -> Procedure[Attached]:
+    private = private_agent(
+        options.launch, options.agent, uid=os.geteuid(), host=socket.gethostname().split(".")[0] or "node"
+    )
+    lock = Lock(private.socket)
+    starts = handshakes = 0
+    pause = 0.005
+    last: AgentUnavailable | None = None
+    try:
+        while last is None or (starts <= _STARTS and handshakes <= _HANDSHAKES and time.monotonic() < until):
+            connection = _try_open(private.socket)
+            if connection is not None:
+                try:
+                    return (yield from _join(connection, options, until, ready=lock.release))
+                except AgentUnavailable as error:
+                    # The agent of the job's last run accepts while it ends; so may one that was killed just now.
+                    handshakes += 1
+                    last = error
+            elif lock.held or lock.acquire():
+                check_installed()
+                # Someone may have started it between the two steps; only the holder of the lock can tell.
+                connection = _try_open(private.socket)
+                if connection is not None:
+                    connection.close()
+                    continue
+                starts += 1
+                try:
+                    yield from start(private.command(), until=min(until, time.monotonic() + START_SECONDS))
+                    continue
+                except AgentUnavailable as error:
+                    last = error
+            elif time.monotonic() >= until:
+                last = AgentUnavailable(
+                    f"the private agent at {private.socket} did not come up within {options.deadline:g} s",
+                    hint="another rank of this job is starting it; see its stderr",
+                )
+                break
+            logger.debug("event=private_agent_wait starts=%d handshakes=%d reason=%s", starts, handshakes, last)
+            yield Wait(-1, write=False, until=min(until, time.monotonic() + pause))
+            pause = min(pause * 1.5, 0.2)
+        raise last
+    finally:
+        lock.release()
+
+
+def _try_open(address: SocketAddress) -> socket.socket | None:
+    try:
+        return open_socket(address, path="socket")
+    except AgentUnavailable:
+        return None
+
+
+def _join(
+    connection: socket.socket, options: Options, until: float, *, ready: Callable[[], None] | None = None
+) -> Procedure[Attached]:
+    """Say hello and join over ``connection``, which is closed if that fails. ``ready`` is called after Welcome."""
+    conversation = Conversation(shared_memory=options.shared_memory)
+    receiver = Receiver(connection, conversation)
+    joined = False
+    try:
+        conversation.hello()
+        hello_until = time.monotonic() + HELLO_SECONDS
+        yield from _exchange(connection, receiver, conversation, lambda: conversation.welcome is not None, hello_until)
+        if ready is not None:
+            ready()
+        launch = options.launch
+        conversation.join(
+            job=launch.job,
+            group=options.group,
+            rank=launch.rank,
+            size=launch.size,
+            local_rank=launch.local_rank,
+            deadline=max(until - time.monotonic(), 0.001),
+            default_deadline=options.default_deadline,
+        )
+        yield from _exchange(
+            connection,
+            receiver,
+            conversation,
+            lambda: conversation.joined is not None or conversation.join_error is not None,
+            until + GRACE_SECONDS,
+        )
+        if conversation.join_error is not None:
+            raise conversation.join_error
+        joined = True
+        return Attached(connection, conversation, receiver)
+    finally:
+        if not joined:
+            conversation.fail(AgentUnavailable("the connection was given up"))
+            connection.close()
+
+
+def _exchange(
+    connection: socket.socket,
+    receiver: Receiver,
+    conversation: Conversation,
+    finished: Callable[[], bool],
+    until: float,
+) -> Procedure[None]:
+    while True:
+        transmit(connection, conversation)
+        while not finished() and conversation.error is None and receiver.receive():
+            pass
+        if finished():
+            return
+        if conversation.error is not None:
+            raise conversation.error
+        if time.monotonic() >= until:
+            raise AgentUnavailable(
+                "the agent of this node does not answer", hint="it hangs or is stopped; see its log, and restart it"
+            )
+        yield Wait(connection.fileno(), write=conversation.has_output, until=until)

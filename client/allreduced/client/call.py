@@ -1,0 +1,171 @@
+"""From the arguments of a collective to an :class:`Operation`, with every check that needs no other rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from allreduced.client.arrays import Array, Tensor, read_out, read_tensor
+from allreduced.client.operation import Operation, Part, Sink
+from allreduced.core.dtypes import DType
+from allreduced.core.errors import InvalidArgument
+from allreduced.core.limits import MAX_SECONDS, check_name
+from allreduced.core.reductions import Reduction, parse_reduction
+from allreduced.protocol.shapes import shape_text, shapes_text
+
+MAX_PRIORITY = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The keywords that all collectives have."""
+
+    name: str | None
+    deadline: float | None
+    priority: int
+    algorithm: str | None
+
+    def checked(self) -> tuple[str, float, int, str]:
+        """Return name, deadline (0: the group's default), priority and algorithm.
+
+        :raises InvalidArgument: one of them is out of range.
+        """
+        name = self.name or ""
+        check_name("name", name)
+        if type(self.priority) is not int or not -MAX_PRIORITY - 1 <= self.priority <= MAX_PRIORITY:
+            raise InvalidArgument(f"priority is {self.priority!r}; it is a whole number of 32 bits, 0 is normal")
+        algorithm = self.algorithm or ""
+        if len(algorithm.encode()) > 64:
+            raise InvalidArgument(f"algorithm {algorithm[:40]!r}… is not known")
+        deadline = 0.0 if self.deadline is None else check_deadline("deadline", self.deadline)
+        return name, deadline, self.priority, algorithm
+
+
+def check_deadline(what: str, seconds: float) -> float:
+    """Return the duration as a float.
+
+    :raises InvalidArgument: it is not finite, not positive, or longer than can be told.
+    """
+    value = float(seconds)
+    if not math.isfinite(value) or value <= 0:
+        raise InvalidArgument(f"{what} is {seconds!r}; it must be a finite number of seconds above 0")
+    return min(value, MAX_SECONDS)
+
+
+def all_reduce(x: object, *, op: str, out: object, view: bool, options: Options) -> Operation:
+    """Return the operation of ``all_reduce(x)``."""
+    tensor = read_tensor(x)
+    reduction = parse_reduction(op, tensor.dtype)
+    return _one("all_reduce", tensor, reduction, root=-1, sends=True, out=out, view=view, options=options)
+
+
+def broadcast(x: object, *, root: int, rank: int, size: int, out: object, view: bool, options: Options) -> Operation:
+    """Return the operation of ``broadcast(x, root)``."""
+    if type(root) is not int or not 0 <= root < size:
+        raise InvalidArgument(f"root is {root!r}; with size {size} it is 0 to {size - 1}")
+    tensor = read_tensor(x)
+    sends = rank == root
+    return _one("broadcast", tensor, Reduction.COPY, root=root, sends=sends, out=out, view=view, options=options)
+
+
+def barrier(*, options: Options) -> Operation:
+    """Return the operation of ``barrier()``."""
+    name, deadline, priority, algorithm = options.checked()
+    part = Part(
+        kind="barrier",
+        name=name,
+        dtype=DType.INT32,
+        reduction=Reduction.SUM,
+        shape="",
+        count=0,
+        root=-1,
+        sources=(),
+        sinks=(),
+    )
+    return Operation(
+        [part], results=0, single=True, view=False, deadline=deadline, priority=priority, algorithm=algorithm
+    )
+
+
+def all_reduce_many(
+    tensors: Sequence[object], *, op: str, out: Sequence[object] | None, view: bool, options: Options
+) -> Operation:
+    """Return the operation of ``all_reduce_many(tensors)``: one part for each dtype, in the order of their codes."""
+    name, deadline, priority, algorithm = options.checked()
+    given = [read_tensor(x, what=f"tensors[{index}]") for index, x in enumerate(tensors)]
+    if out is not None and len(out) != len(given):
+        raise InvalidArgument(f"out has {len(out)} arrays, there are {len(given)} tensors")
+    sinks: dict[DType, list[tuple[Tensor, Sink]]] = {}
+    for index, tensor in enumerate(given):
+        target = None if out is None else out[index]
+        sink = _sink(index, tensor, target, view, what=f"out[{index}]")
+        sinks.setdefault(tensor.dtype, []).append((tensor, sink))
+    # Every part tells all shapes, so that lists which differ anywhere are a mismatch and not a wait for the deadline.
+    shape = shapes_text(tensor.array.shape for tensor in given)
+    parts: list[Part] = []
+    for dtype in sorted(sinks):
+        pairs = sinks[dtype]
+        suffix = f"/{dtype.label}" if name and parts else ""
+        check_name("name", name + suffix)
+        parts.append(
+            Part(
+                kind="all_reduce_many",
+                name=name + suffix,
+                dtype=dtype,
+                reduction=parse_reduction(op, dtype),
+                shape=shape,
+                count=sum(tensor.array.size for tensor, _ in pairs),
+                root=-1,
+                sources=[tensor.array for tensor, _ in pairs],
+                sinks=[sink for _, sink in pairs],
+            )
+        )
+    return Operation(
+        parts,
+        results=len(given),
+        single=False,
+        view=view,
+        deadline=deadline,
+        priority=priority,
+        algorithm=algorithm,
+    )
+
+
+def _one(
+    kind: str,
+    tensor: Tensor,
+    reduction: Reduction,
+    *,
+    root: int,
+    sends: bool,
+    out: object,
+    view: bool,
+    options: Options,
+) -> Operation:
+    name, deadline, priority, algorithm = options.checked()
+    part = Part(
+        kind=kind,
+        name=name,
+        dtype=tensor.dtype,
+        reduction=reduction,
+        shape=shape_text(tensor.array.shape),
+        count=tensor.array.size,
+        root=root,
+        sources=[tensor.array] if sends else [],
+        sinks=[_sink(0, tensor, out, view, what="out")],
+    )
+    return Operation(
+        [part], results=1, single=True, view=view, deadline=deadline, priority=priority, algorithm=algorithm
+    )
+
+
+def _sink(index: int, tensor: Tensor, out: object, view: bool, *, what: str) -> Sink:
+    if view and out is not None:
+        raise InvalidArgument("view=True and out= exclude each other", hint="leave one of them out")
+    if view and tensor.torch:
+        raise InvalidArgument(
+            "view=True gives read-only memory, and torch has no read-only tensors", hint="give x.numpy()"
+        )
+    target: Array | None = None if out is None else read_out(out, tensor, what=what)
+    return Sink(index, tensor.array.shape, target, out, tensor.torch)

@@ -1,0 +1,148 @@
+"""Sockets to agents: opening one with a check of who is behind it, and moving bytes over it."""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+
+from allreduced.client.conversation import MAX_DESCRIPTORS, Conversation
+from allreduced.client.environment import SYSTEM_SOCKET
+from allreduced.core.addresses import SocketAddress
+from allreduced.core.errors import AgentUnavailable, ConfigError, ProtocolError
+
+RECEIVE = 256 << 10
+"""Bytes taken from the socket at a time."""
+
+_DESCRIPTOR_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+
+
+def open_socket(address: SocketAddress, *, path: str) -> socket.socket:
+    """Return a non-blocking connection to the agent at ``address``; ``path`` says where the address comes from.
+
+    The agent's uid must be root's or this process's, or own the directory of the system's agent: whoever is there
+    gets this process's tensors.
+
+    :raises AgentUnavailable: nobody answers there.
+    :raises ConfigError: what is there is no socket, or somebody else's.
+    """
+    trusted = {0, os.geteuid()}
+    if not address.abstract:
+        _check_file(address, trusted, path)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        connection.connect(address.sockaddr)
+        _, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid not in trusted:
+            raise ConfigError(
+                f"the agent at {address} runs as uid {uid}, which is neither root nor uid {os.geteuid()}",
+                path=path,
+                hint="name the socket of an agent that you trust",
+            )
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, OSError):
+            raise _unreachable(address, error) from error
+        raise
+    return connection
+
+
+def _check_file(address: SocketAddress, trusted: set[int], path: str) -> None:
+    place = Path(address.text)
+    try:
+        found = place.stat()
+        if address.text == SYSTEM_SOCKET:
+            trusted.add(place.parent.stat().st_uid)  # only root can make a directory there, and gives it to the agent
+    except OSError as error:
+        raise _unreachable(address, error) from error
+    if not stat.S_ISSOCK(found.st_mode):
+        raise ConfigError(f"{address} is not a socket", path=path, hint="give the path of an agent's socket")
+    if found.st_uid not in trusted:
+        raise ConfigError(
+            f"{address} belongs to uid {found.st_uid}, which is neither root nor uid {os.geteuid()}",
+            path=path,
+            hint="name the socket of an agent that you trust",
+        )
+
+
+def _unreachable(address: SocketAddress, error: OSError) -> AgentUnavailable:
+    reason = {
+        errno.ENOENT: "there is no such file",
+        errno.ENOTDIR: "there is no such file",
+        errno.ECONNREFUSED: "nobody listens there" + ("" if address.abstract else ", the file is left over"),
+        errno.EACCES: "this user may not use it",
+        errno.EAGAIN: "its agent does not accept connections",
+    }.get(error.errno or 0, error.strerror or str(error))
+    return AgentUnavailable(
+        f"no agent answers at {address}: {reason}",
+        hint=f"start one with: allreduced agent --socket {address}",
+    )
+
+
+class Receiver:
+    """Takes bytes and descriptors from a connection and feeds them to its conversation."""
+
+    def __init__(self, connection: socket.socket, conversation: Conversation) -> None:
+        self._connection = connection
+        self._conversation = conversation
+        self._buffer = memoryview(bytearray(RECEIVE))
+
+    def receive(self) -> bool:
+        """Feed what has arrived, without waiting; return False where nothing had.
+
+        Whatever ends the connection ends the conversation with the fitting error; nothing is raised.
+        """
+        try:
+            nbytes, ancillary, flags, _ = self._connection.recvmsg_into(
+                [self._buffer], _DESCRIPTOR_BYTES, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+            )
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self._conversation.fail(AgentUnavailable(f"the connection to the agent broke: {error}"))
+            return True
+        descriptors = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+        if nbytes == 0:
+            self._conversation.fail(
+                AgentUnavailable("the agent of this node ended", hint="see its log; call connect() again")
+            )
+        else:
+            try:
+                if flags & socket.MSG_CTRUNC:
+                    raise ProtocolError(
+                        "descriptors of the agent did not fit",
+                        hint="raise the limit on open files (ulimit -n)",
+                    )
+                self._conversation.feed(self._buffer[:nbytes], descriptors)
+                return True
+            except ProtocolError as error:
+                self._conversation.fail(error)
+            except BaseException:
+                # Ctrl-C in the middle of it: what had arrived is lost, and with it the meaning of what follows.
+                self._conversation.fail(AgentUnavailable("the connection was interrupted while a message was read"))
+                raise
+        return True
+
+
+def transmit(connection: socket.socket, conversation: Conversation) -> None:
+    """Send what the conversation wants sent, as far as the socket takes it without waiting."""
+    while conversation.has_output:
+        pieces = conversation.output()
+        if not pieces:
+            return
+        try:
+            sent = connection.sendmsg(pieces, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            # The receiving side learns why: what the agent said last may still be there to be read.
+            conversation.discard_output()
+            return
+        conversation.sent(sent)

@@ -1,0 +1,94 @@
+"""What both communicators have: who and where this process is, and the checks of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from allreduced.core.dtypes import DType, parse_dtype
+from allreduced.core.errors import InvalidArgument
+from allreduced.protocol.local import Joined
+
+Shape: TypeAlias = "int | Sequence[int]"
+
+
+class Place:
+    """Who and where this process is in its group. The base of both communicators."""
+
+    def __init__(self, joined: Joined, *, job: str, group: str) -> None:
+        self._joined = joined
+        self._job = job
+        self._group = group
+
+    @property
+    def job(self) -> str:
+        """The id of the job."""
+        return self._job
+
+    @property
+    def group(self) -> str:
+        """The name of the group."""
+        return self._group
+
+    @property
+    def rank(self) -> int:
+        """This process's rank, from 0 to ``size - 1``."""
+        return self._joined.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._joined.size
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The living ranks, ascending."""
+        return tuple(sorted(rank for _, ranks in self._joined.nodes for rank in ranks))
+
+    @property
+    def local_rank(self) -> int:
+        """The place of this process among the group's ranks on its node, from 0."""
+        return self._joined.nodes[self._joined.node][1].index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        """Number of the group's ranks on this node."""
+        return len(self._joined.nodes[self._joined.node][1])
+
+    @property
+    def node(self) -> int:
+        """The index of this node in ``nodes``."""
+        return self._joined.node
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The names of the nodes, ordered by their lowest ranks."""
+        return tuple(name for name, _ in self._joined.nodes)
+
+    @property
+    def generation(self) -> int:
+        """Grows with every change of the group's members; the first is 1."""
+        return self._joined.generation
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.group!r}: rank {self.rank} of {self.size}, node {self.nodes[self.node]!r}>"
+        )
+
+
+def check_shape(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], DType]:
+    """Return the shape as a tuple of ints, and the element type.
+
+    :raises InvalidArgument: an extent is negative, or the dtype is not in the table.
+    """
+    extents = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    if any(extent < 0 for extent in extents):
+        raise InvalidArgument(f"shape is {shape!r}; it is a number or a sequence of numbers, none below 0")
+    try:
+        label = np.dtype(dtype).name
+    except TypeError:
+        label = str(dtype)
+    return tuple(int(extent) for extent in extents), parse_dtype(label)

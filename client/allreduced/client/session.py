@@ -1,0 +1,337 @@
+"""The blocking session: one connection, used by any number of threads of one process, without a thread of its own.
+
+Progress happens in the calls of the user. Among the threads that wait, one reads from the socket and wakes the others;
+each thread that has something to send sends it itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+from allreduced.client.attach import GRACE_SECONDS, Attached
+from allreduced.client.buffers import Block
+from allreduced.client.endpoint import transmit
+from allreduced.client.operation import Operation
+from allreduced.client.waiting import poll
+from allreduced.core.errors import AgentUnavailable, ClosedError, InternalError
+from allreduced.protocol.local import Joined
+
+CLOSE_SECONDS = 5.0
+"""How long close() waits for the agent to take what was not sent yet."""
+
+SLICE_SECONDS = 1.0
+
+FORKED = "this communicator belongs to process {pid}, from which this process was forked"
+
+
+class Session:
+    """A joined connection for blocking callers."""
+
+    def __init__(self, attached: Attached, *, default_deadline: float) -> None:
+        self._connection = attached.connection
+        self._conversation = attached.conversation
+        self._receiver = attached.receiver
+        self._default_deadline = default_deadline
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._reading = False
+        self._left = False
+        self._closed = False
+        self._pollers = 0
+        joined = attached.conversation.joined
+        if joined is None:
+            raise InternalError("a session was made before its group was joined")
+        self.joined: Joined = joined
+        self._conversation.on_release = _flusher(self)
+        self._conversation.owner = weakref.ref(self)
+        leave_when_forgotten(self)
+
+    @property
+    def shared_memory(self) -> bool:
+        """Whether tensors travel in shared memory."""
+        return self._conversation.shared_memory
+
+    @property
+    def inline_limit(self) -> int:
+        """Bytes of a tensor that travel inside messages at most."""
+        welcome = self._conversation.welcome
+        return welcome.inline_limit if welcome is not None else 0
+
+    def submit(self, operation: Operation) -> None:
+        """Start the operation: when this returns, the agent has it, and its input if that was copied.
+
+        :raises AllReducedError: the session or its group has ended.
+        """
+        self._check_process()
+        with self._lock:
+            self._check_open()
+            now = time.monotonic()
+            operation.give_up_at = now + (operation.deadline or self._default_deadline) + GRACE_SECONDS
+            conversation = self._conversation
+            conversation.submit(operation)
+            if self._run(lambda: not (conversation.waiting or conversation.has_output), operation.give_up_at):
+                return
+            self._give_up()
+        operation.outcome()
+
+    def wait(self, operation: Operation, timeout: float | None) -> bool:
+        """Return True when the operation has ended, False when ``timeout`` seconds have passed before."""
+        if operation.done:
+            return True
+        self._check_process()
+        until = operation.give_up_at
+        if timeout is not None:
+            until = min(until, time.monotonic() + timeout)
+        with self._lock:
+            if self._run(lambda: operation.done, until):
+                return True
+            if time.monotonic() >= operation.give_up_at:
+                self._give_up()
+            return operation.done
+
+    def allocate(self, nbytes: int) -> Block:
+        """Return a block of an input arena.
+
+        :raises LimitExceeded: the agent has no memory for it.
+        """
+        self._check_process()
+        with self._lock:
+            self._check_open()
+            self._conversation.check()
+            request = self._conversation.allocate(nbytes)
+            if not self._run(lambda: request.done, time.monotonic() + self._default_deadline + GRACE_SECONDS):
+                self._give_up()
+            block, request.block = request.block, None
+        if request.error is not None:
+            raise copy.copy(request.error)
+        if block is None:
+            raise InternalError("an arena was granted that has no room for what it was asked for")
+        return block
+
+    def close(self) -> None:
+        """Leave the group; what is pending ends with ClosedError. Never waits long.
+
+        Views stay valid: the connection itself ends when the last of them is gone.
+        """
+        if self._left or self._forked():
+            return
+        with self._lock:
+            self._left = True
+            conversation = self._conversation
+            conversation.leave()
+            until = time.monotonic() + CLOSE_SECONDS
+            self._send()
+            while conversation.has_output and time.monotonic() < until:
+                self._poll(read=False, write=True, until=until)
+                self._send()
+            self._changed.notify_all()
+
+    def leave_at_exit(self) -> None:
+        """Say goodbye without waiting, where the process ends without having closed the communicator."""
+        if self._forked() or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._left = True
+            self._conversation.leave()
+            self._send()
+            self._shut()
+        finally:
+            self._lock.release()
+
+    def abandon(self) -> None:
+        """In a forked child: close the inherited descriptor, so that the parent's end shows at the agent at once."""
+        self._connection.close()
+
+    def __del__(self) -> None:
+        # A communicator that was dropped, with all its views and works: leave as close() would, but never wait.
+        if hasattr(self, "joined") and not sys.is_finalizing():
+            self.leave_at_exit()
+
+    # All below: with the lock held.
+
+    def _run(self, finished: Callable[[], bool], until: float) -> bool:
+        """Send and receive until ``finished``, but not past ``until``; return what ``finished`` says then.
+
+        Returns at once when the conversation ends: everything that can be waited for has ended with it.
+        """
+        conversation = self._conversation
+        while True:
+            self._send()
+            ended = conversation.error is not None and not conversation.completed
+            if finished() or ended:
+                return True
+            expired = time.monotonic() >= until
+            if self._reading:
+                if expired:
+                    return False
+                if conversation.has_output and conversation.error is None:
+                    self._poll(read=False, write=True, until=until)
+                else:
+                    self._changed.wait(min(until - time.monotonic(), 3600.0))
+                continue
+            self._reading = True
+            try:
+                if not expired and not conversation.completed:
+                    self._poll(read=True, write=conversation.has_output, until=until)
+                self._receive()
+            finally:
+                self._reading = False
+                self._changed.notify_all()
+            if expired:
+                return finished() or conversation.error is not None
+
+    def _receive(self) -> None:
+        """Take what has arrived; results are copied without the lock, so that others can submit meanwhile."""
+        conversation = self._conversation
+        arrived = True
+        while arrived:
+            arrived = conversation.error is None and self._receiver.receive()
+            while conversation.completed:
+                # It stays in the list until it is done: an interrupted copy is made again by the next reader.
+                part, outcome = conversation.completed[0]
+                try:
+                    self._lock.release()
+                    error = part.operation.materialize(part, outcome)
+                finally:
+                    self._lock.acquire()
+                del conversation.completed[0]
+                part.operation.part_done(part, outcome, error)
+            self._changed.notify_all()
+
+    def _poll(self, *, read: bool, write: bool, until: float) -> None:
+        """Wait without the lock, in slices: close() in another thread must not be noticed late.
+
+        The descriptor is not closed while anyone waits for it.
+        """
+        if self._closed:
+            return
+        self._pollers += 1
+        try:
+            # Inside the block: a signal's handler may raise right after it.
+            self._lock.release()
+            until = min(until, time.monotonic() + SLICE_SECONDS)
+            poll(self._connection.fileno(), read=read, write=write, until=until)
+        finally:
+            self._lock.acquire()
+            self._pollers -= 1
+            self._release_descriptor()
+
+    def _send(self) -> None:
+        if not self._closed:
+            transmit(self._connection, self._conversation)
+            if self._left and not self._conversation.leased and not self._conversation.has_output:
+                self._shut()
+
+    def _give_up(self) -> None:
+        self._conversation.fail(
+            AgentUnavailable(
+                "the agent of this node did not answer, long after the deadline",
+                hint="it hangs or is stopped; see its log, and restart it",
+            )
+        )
+        self._changed.notify_all()
+
+    def _shut(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        _open_sessions.discard(self)
+        self._release_descriptor()
+
+    def _release_descriptor(self) -> None:
+        if self._closed and not self._pollers:
+            self._connection.close()
+
+    def _check_open(self) -> None:
+        if self._left:
+            raise ClosedError("the communicator was closed")
+
+    # Without the lock
+
+    def flush(self) -> None:
+        """Send returned leases now, if nobody else holds the lock; else its holder's next call does.
+
+        Called from ``__del__`` of views: never waits, and never touches the lock twice.
+        """
+        if self._forked() or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._send()
+        finally:
+            self._lock.release()
+
+    def _forked(self) -> bool:
+        return os.getpid() != self._pid
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                FORKED.format(pid=self._pid), hint="call connect() again in this process, with a rank of its own"
+            )
+
+
+class Leaver(Protocol):
+    """A session that can say goodbye by itself."""
+
+    def leave_at_exit(self) -> None:
+        """Leave without waiting."""
+
+    def abandon(self) -> None:
+        """Close the descriptor in a forked child."""
+
+
+_open_sessions: weakref.WeakSet[Leaver] = weakref.WeakSet()
+
+
+def leave_when_forgotten(session: Leaver) -> None:
+    """Make the session leave its group when this process ends, and let go of it in forked children."""
+    _open_sessions.add(session)
+    _leave_at_exit_of_multiprocessing()
+
+
+def _flusher(session: Session) -> Callable[[], None]:
+    """Return a function that flushes the session as long as it exists: views must not keep it alive."""
+    reference = weakref.ref(session)
+
+    def flush() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.flush()
+
+    return flush
+
+
+def leave_all() -> None:
+    """Leave all groups: the other ranks must see an orderly end, not a lost rank, where a script just ends."""
+    for session in list(_open_sessions):
+        session.leave_at_exit()
+
+
+def _abandon_all() -> None:
+    for session in list(_open_sessions):
+        session.abandon()
+    _open_sessions.clear()
+
+
+def _leave_at_exit_of_multiprocessing() -> None:
+    """Children of multiprocessing end without running atexit functions; they have their own list."""
+    global _registered_pid
+    util = sys.modules.get("multiprocessing.util")
+    finalize = getattr(util, "Finalize", None)
+    if callable(finalize) and _registered_pid != os.getpid():
+        _registered_pid = os.getpid()
+        finalize(None, leave_all, exitpriority=10)
+
+
+_registered_pid = 0
+atexit.register(leave_all)
+os.register_at_fork(after_in_child=_abandon_all)

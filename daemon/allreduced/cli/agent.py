@@ -1,0 +1,112 @@
+"""``allreduced agent``: run this node's agent in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+from allreduced.cli.arguments import Subparsers, count
+from allreduced.cli.console import say
+from allreduced.core.errors import AgentUnavailable, AllReducedError, to_wire
+
+_EPILOG = """\
+examples:
+  allreduced agent                                     with the usual socket, without peers
+  allreduced agent --config agent.toml                 with all settings from a file
+  allreduced agent --config agent.toml --check         show the effective settings and stop
+  allreduced agent --listen tcp://0.0.0.0:4123 --peer b=tcp://10.0.0.2:4123
+
+Options beat environment variables (ALLREDUCED_<SECTION>_<KEY>), and these beat the file. SIGTERM and SIGINT let running
+operations end, then stop the agent with status 0.
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add ``agent`` to the command line."""
+    parser = subparsers.add_parser(
+        "agent",
+        help="run this node's agent",
+        description="Run this node's agent in the foreground.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="settings, in TOML")
+    add("--check", action="store_true", help="print the effective settings as TOML, secrets masked, and stop")
+    add("--node", metavar="NAME", help="unique name of this node (default: the host name)")
+    add(
+        "--socket",
+        metavar="S",
+        help="socket for the clients: a path, or @name in Linux's abstract namespace"
+        " (default: $XDG_RUNTIME_DIR/allreduced/agent.sock, else /run/allreduced/agent.sock)",
+    )
+    add("--listen", metavar="A", help="address for other agents, such as tcp://0.0.0.0:4123; port 0: any free one")
+    add(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=ADDR",
+        help="another agent: its node name and address; may be repeated",
+    )
+    add("--join", metavar="HOST:PORT", help="meet the other private agents of the job at this address")
+    add("--private", action="store_true", help="serve one job, and stop when its last rank on this node is gone")
+    add(
+        "--ready-fd",
+        type=count,
+        metavar="N",
+        help="when ready, or when starting failed, write a line of JSON to this inherited descriptor",
+    )
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Run the agent until it is told to stop; return its exit status."""
+    try:
+        return _execute(arguments)
+    except AllReducedError as error:
+        _announce(arguments.ready_fd, error)
+        raise
+    except ModuleNotFoundError as error:
+        _announce(
+            arguments.ready_fd,
+            AgentUnavailable(f"the agent needs the module {error.name}", hint="pip install 'allreduced[agent]'"),
+        )
+        raise
+
+
+def _execute(arguments: argparse.Namespace) -> int:
+    from allreduced.daemon.settings import load
+
+    settings = load(arguments.config, os.environ, _overrides(arguments))
+    if arguments.check:
+        say(settings.describe().rstrip("\n"))
+        return 0
+    from allreduced.daemon.agent import AgentOptions, run_agent
+
+    return run_agent(
+        settings,
+        AgentOptions(private=arguments.private, join=arguments.join, ready_fd=arguments.ready_fd),
+    )
+
+
+def _overrides(arguments: argparse.Namespace) -> dict[str, object]:
+    """Return the settings that the command line gives."""
+    given = {
+        "agent.node": arguments.node,
+        "agent.socket": arguments.socket,
+        "peers.listen": arguments.listen,
+        "peers.static": ",".join(arguments.peer) or None,
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _announce(ready_fd: int | None, error: AllReducedError) -> None:
+    """Tell whoever waits for the ready line why there will be none."""
+    if ready_fd is None:
+        return
+    try:
+        os.write(ready_fd, json.dumps({"error": to_wire(error)}).encode() + b"\n")
+        os.close(ready_fd)
+    except OSError:  # the agent itself has said it already, and closed the descriptor; or nobody waits any more
+        return

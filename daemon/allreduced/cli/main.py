@@ -1,0 +1,79 @@
+"""The command line: parse, dispatch, and turn errors into one line and an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from allreduced.cli import agent, bench, demo, run
+from allreduced.cli.console import complain, explain
+from allreduced.cli.extras import remedy
+from allreduced.core.errors import AllReducedError, UsageError
+
+_EPILOG = """\
+examples:
+  allreduced demo                                            train a small network on three agents and six ranks
+  allreduced run --nodes 2 --ranks-per-node 4 -- python train.py
+  allreduced bench --ranks-per-node 4
+  allreduced agent --config agent.toml
+
+Exit status: 0 for success, 2 for wrong usage or settings, 1 for other failures; `run` gives that of the failed rank.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` (default: the process's own) and return the exit status."""
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit as end:  # argparse has said what it had to say
+        return end.code if isinstance(end.code, int) else 2
+    execute: Callable[[argparse.Namespace], int] = arguments.execute
+    try:
+        return execute(arguments)
+    except UsageError as error:
+        complain(explain(error))
+        return 2
+    except AllReducedError as error:
+        complain(explain(error))
+        return 1
+    except ModuleNotFoundError as error:
+        command = remedy(error)
+        if command is None:
+            raise
+        complain(f"allreduced: error: this command needs the module {error.name}, which is not installed")
+        complain(f"  hint: {command}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # such as: allreduced bench | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing to complain of at exit
+        return 141
+
+
+def version() -> str:
+    """Return the version of the installed distribution; ``unknown`` where it runs from a source tree."""
+    try:
+        return importlib.metadata.version("allreduced")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="allreduced",
+        description="The all-reduce daemon: one agent per node adds up tensors for the processes of a training.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"allreduced {version()}")
+    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in (agent, run, demo, bench):
+        command.add_parser(subparsers)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

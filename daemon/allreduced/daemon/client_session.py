@@ -1,0 +1,476 @@
+"""What the agent knows about one client: its ranks, its operations in flight, what it was sent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from allreduced.core.errors import (
+    AllReducedError,
+    InvalidArgument,
+    LimitExceeded,
+    ProtocolError,
+    to_wire,
+)
+from allreduced.core.identity import GroupKey
+from allreduced.daemon.arena_table import ArenaTable
+from allreduced.daemon.client_connection import ClientConnection, Pieces
+from allreduced.daemon.engine.events import ClientGone as EngineClientGone
+from allreduced.daemon.engine.events import GroupStarted, LeasesReturned, Submitted
+from allreduced.daemon.engine.region import Region
+from allreduced.daemon.local_limits import LocalLimits
+from allreduced.daemon.log_limit import LogLimit
+from allreduced.daemon.membership.events import ClientGone, ClientJoining, ClientLeaving
+from allreduced.daemon.ports import EventSink
+from allreduced.daemon.slab import Slab
+from allreduced.daemon.submission import HeldGroup, Submission, check_submit
+from allreduced.protocol import local
+
+logger = logging.getLogger("allreduced.local")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalContext:
+    """What all sessions of an agent share."""
+
+    sink: EventSink
+    arenas: ArenaTable
+    slab: Slab
+    limits: LocalLimits
+    node: str
+    incarnation: int
+    log: LogLimit
+    drop_stale: Callable[[GroupKey, int], None]
+    """Ends the connections that hold ranks of this group and whose processes are gone, other than this client's."""
+    forget: Callable[[int], None]
+    """Called when nothing of this client is left at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Join:
+    key: GroupKey
+    default_deadline: float
+
+
+@dataclass(slots=True, eq=False)
+class _Operation:
+    """A submit of the client. ``source``: its input; ``uploaded``: bytes of it that came so far, None once complete."""
+
+    message: local.Submit
+    submission: Submission
+    deadline_at: float
+    source: Region | None = None
+    in_slab: bool = False
+    private: bool = False
+    uploaded: int | None = None
+
+
+class ClientSession:
+    """Owner of one client's connection: checks what it asks for and turns it into events, and answers it.
+
+    After the connection's end the session stays until the last of its operations ended, for their inputs are in use.
+    """
+
+    def __init__(self, client: int, connection: ClientConnection, context: LocalContext) -> None:
+        self.client = client
+        self.connection = connection
+        self._context = context
+        self._sink = context.sink
+        self._attached = False
+        self._pid = connection.pid
+        self._shared_memory = True
+        self._joins: dict[int, _Join] = {}
+        self._keys: dict[int, GroupKey] = {}
+        self._groups: dict[int, HeldGroup] = {}
+        self._ended: dict[int, AllReducedError] = {}
+        self._operations: dict[int, _Operation] = {}
+        self._allocations: set[int] = set()
+        self._shown: set[int] = set()  # result arenas whose descriptor the client has
+        self._gone = False
+        self._do: dict[type, Callable[..., None]] = {
+            local.Submit: self._submit,
+            local.ReleaseLeases: self._release_leases,
+            local.Upload: self._upload,
+            local.AllocateArena: self._allocate,
+            local.ReleaseArena: self._release_arena,
+            local.Join: self._join,
+            local.Leave: self._leave,
+        }
+
+    @property
+    def attached(self) -> bool:
+        """True once the hello was answered and until the connection ends."""
+        return self._attached and not self._gone
+
+    @property
+    def gone(self) -> bool:
+        """True once the connection ended."""
+        return self._gone
+
+    def claims(self, key: GroupKey) -> bool:
+        """Return whether the client holds or waits for a rank of the group."""
+        return key in self._keys.values() or any(join.key == key for join in self._joins.values())
+
+    # What the client sends
+
+    def message(self, message: local.ToAgent) -> None:
+        """Take one message.
+
+        :raises ProtocolError: its type is not allowed now, or it reuses the number of a request in flight.
+        """
+        if not self._attached:
+            self._hello(message)
+            return
+        do = self._do.get(type(message))
+        if do is None:
+            raise ProtocolError("a second hello on one connection")
+        do(message)
+
+    def _hello(self, message: local.ToAgent) -> None:
+        if not isinstance(message, local.Hello):
+            raise ProtocolError(f"the first message must be a Hello, not {type(message).__name__}")
+        context, connection = self._context, self.connection
+        version = min(message.highest, local.HIGHEST_VERSION)
+        if version < max(message.lowest, local.LOWEST_VERSION):
+            raise ProtocolError(
+                f"the client speaks versions {message.lowest} to {message.highest} of the protocol, this agent "
+                f"{local.LOWEST_VERSION} to {local.HIGHEST_VERSION}",
+                hint="install the same version of allreduced for agent and clients",
+            )
+        self._attached = True
+        self._pid = connection.pid or message.pid  # the kernel tells 0 for a process of another container
+        self._shared_memory = message.shared_memory
+        connection.send(local.Welcome(version, context.node, context.incarnation, context.limits.inline))
+
+    def _join(self, message: local.Join) -> None:
+        request = self._new_request(message.request)
+        try:
+            self._check_room()
+            if message.rank >= message.size:
+                raise InvalidArgument(
+                    f"rank {message.rank} is outside a group of {message.size}: ranks are 0 to {message.size - 1}"
+                )
+        except AllReducedError as error:
+            self._refuse_request(request, error)
+            return
+        key = GroupKey(self.connection.uid, message.job, message.group)
+        self._context.drop_stale(key, self.client)
+        self._joins[request] = _Join(key, message.default_deadline)
+        self._sink.membership_event(
+            ClientJoining(
+                self.client,
+                request,
+                key,
+                message.size,
+                message.rank,
+                message.local_rank,
+                self._pid,
+                self._sink.now() + message.deadline,
+            )
+        )
+
+    def _leave(self, message: local.Leave) -> None:
+        self._ended.pop(message.group, None)
+        self._keys.pop(message.group, None)
+        if self._groups.pop(message.group, None) is not None:
+            self._sink.membership_event(ClientLeaving(self.client, message.group))
+
+    def _allocate(self, message: local.AllocateArena) -> None:
+        request = self._new_request(message.request)
+        try:
+            if not self._shared_memory:
+                raise InvalidArgument("this client said that it cannot take descriptors; send the input in pieces")
+            self._allocations.add(request)
+            self._context.arenas.create_input(
+                self.client, message.nbytes, lambda arena, error: self._allocated(request, arena, error)
+            )
+        except AllReducedError as error:
+            self._allocations.discard(request)
+            self._refuse_request(request, error)
+
+    def _allocated(self, request: int, arena: int, error: AllReducedError | None) -> None:
+        self._allocations.discard(request)
+        if error is not None:
+            self._refuse_request(request, error)
+            return
+        arenas = self._context.arenas
+        self.connection.send(local.ArenaGranted(request, arena, arenas.nbytes(arena)), arenas.descriptor(arena))
+        arenas.descriptor_sent(arena)
+
+    def _release_arena(self, message: local.ReleaseArena) -> None:
+        if self._context.arenas.owns(self.client, message.arena):
+            self._context.arenas.drop(message.arena)
+
+    def _release_leases(self, message: local.ReleaseLeases) -> None:
+        self._sink.engine_event(LeasesReturned(self.client, message.leases))
+
+    def _submit(self, message: local.Submit) -> None:
+        request = self._new_request(message.request)
+        try:
+            held = self._groups.get(message.group)
+            if held is None:
+                raise self._ended.get(message.group) or InvalidArgument(
+                    f"this client holds no rank of group {message.group}", hint="join it first"
+                )
+            self._check_room()
+            submission = check_submit(message, held, self._context.limits.inline)
+            deadline = message.deadline or held.default_deadline
+            operation = _Operation(message, submission, self._sink.now() + deadline)
+            if submission.nbytes:
+                if message.upload:
+                    self._begin_upload(request, operation)
+                    return
+                self._take_input(operation)
+        except AllReducedError as error:
+            self._refuse_request(request, error)
+            return
+        self._operations[request] = operation
+        self._start(request, operation, held)
+
+    def _take_input(self, operation: _Operation) -> None:
+        message, nbytes = operation.message, operation.submission.nbytes
+        if message.payload is not None:
+            operation.source = self._context.slab.store(message.payload)
+            operation.in_slab = True
+            return
+        arenas, arena, offset = self._context.arenas, message.arena, message.offset
+        if not arenas.owns(self.client, arena):
+            raise InvalidArgument(f"arena {arena} is not one of this client's")
+        if offset + nbytes > arenas.nbytes(arena):
+            raise InvalidArgument(
+                f"{nbytes} bytes at offset {offset} do not lie within arena {arena} of {arenas.nbytes(arena)} bytes"
+            )
+        arenas.hold(arena)
+        operation.source = Region(arena, offset, nbytes)
+
+    def _start(self, request: int, operation: _Operation, held: HeldGroup) -> None:
+        """Give a complete operation to the engine; from here on it ends by ``delivered`` or ``failed``."""
+        message = operation.message
+        self._sink.engine_event(
+            Submitted(
+                self.client,
+                request,
+                held.group,
+                held.rank,
+                message.name,
+                operation.submission.fingerprint,
+                operation.source,
+                operation.deadline_at,
+                message.priority,
+            )
+        )
+
+    # Inputs in pieces
+
+    def _begin_upload(self, request: int, operation: _Operation) -> None:
+        """Make room for the input; the connection waits for it, so that pieces find it."""
+        arenas, nbytes = self._context.arenas, operation.submission.nbytes
+
+        def created(arena: int, error: AllReducedError | None) -> None:
+            if error is not None:
+                self._operations.pop(request, None)
+                self._refuse_request(request, error)
+            else:
+                arenas.hold(arena)
+                operation.source = Region(arena, 0, nbytes)
+            self.connection.resume()
+
+        operation.uploaded = 0
+        operation.private = True
+        arenas.create_input(self.client, nbytes, created, shared=False)
+        self._operations[request] = operation
+        self.connection.pause()
+
+    def _upload(self, message: local.Upload) -> None:
+        operation = self._operations.get(message.request)
+        if operation is None:
+            return  # pieces of a submit that was refused are on their way still
+        done, source = operation.uploaded, operation.source
+        if done is None or source is None:
+            raise ProtocolError(f"request {message.request} has its input already")
+        data = message.data
+        if done + len(data) > source.nbytes:
+            raise ProtocolError(f"request {message.request} has {source.nbytes} bytes of input, more came")
+        with self._context.arenas.view(Region(source.buffer, done, len(data))) as view:
+            view[:] = data
+        done += len(data)
+        operation.uploaded = done
+        if done < source.nbytes:
+            return
+        operation.uploaded = None
+        held = self._groups.get(operation.message.group)
+        if held is None:  # left or ended meanwhile
+            error = self._ended.get(operation.message.group) or InvalidArgument("the group was left meanwhile")
+            self.failed(message.request, error)
+        else:
+            self._start(message.request, operation, held)
+
+    # Limits and refusals
+
+    def _new_request(self, request: int) -> int:
+        if request in self._operations or request in self._joins or request in self._allocations:
+            raise ProtocolError(f"request {request} is in flight already")
+        return request
+
+    def _check_room(self) -> None:
+        most = self._context.limits.requests
+        if len(self._operations) + len(self._joins) >= most:
+            raise LimitExceeded(
+                f"{most} requests of this process are in flight, the most that the agent allows",
+                limit="limits.requests",
+                hint="wait for some of them first, or raise limits.requests",
+            )
+
+    def _refuse_request(self, request: int, error: AllReducedError) -> None:
+        self.connection.send(local.RequestFailed(request, to_wire(error)))
+
+    # What the client is told
+
+    def admitted(self, request: int, rank: int, started: GroupStarted) -> None:
+        """Send Joined."""
+        join = self._joins.pop(request, None)
+        if join is None or self._gone:
+            return
+        group = started.group
+        self._groups[group] = HeldGroup(group, rank, started.size, join.default_deadline)
+        self._keys[group] = join.key
+        nodes = tuple((member.node, member.ranks) for member in started.members)
+        self.connection.send(local.Joined(request, group, started.generation, rank, started.size, started.mine, nodes))
+
+    def failed(self, request: int, error: AllReducedError) -> None:
+        """Send RequestFailed, for a join or an operation."""
+        operation = self._operations.get(request)
+        if operation is None and self._joins.pop(request, None) is None:
+            return
+        self._refuse_request(request, error)
+        if operation is not None:
+            self._operation_over(request, operation)
+
+    def delivered(
+        self,
+        request: int,
+        *,
+        data: memoryview | None,
+        arena: int,
+        offset: int,
+        nbytes: int,
+        lease: int,
+        participants: tuple[int, ...],
+        algorithm: str,
+        elapsed: float,
+    ) -> None:
+        """Send Done, with the result or where it is, and let go of the operation's input."""
+        operation = self._operations.get(request)
+        if operation is None or self._gone:
+            if operation is not None:
+                self._operation_over(request, operation)
+            self._return_lease(lease)
+            return
+        payload: bytes | None = None
+        pieces: Pieces | None = None
+        if data is not None:
+            if nbytes <= self._context.limits.inline:
+                payload = bytes(data)
+            else:
+                pieces = self._pieces(request, memoryview(bytes(data)), 0)
+        elif arena >= 0 and (operation.message.inline_result or not self._shared_memory):
+            view = self._context.arenas.view(Region(arena, offset, nbytes))
+            if nbytes <= self._context.limits.inline:
+                payload = bytes(view)
+                view.release()
+                self._return_lease(lease)
+            else:
+                pieces = self._pieces(request, view, lease)
+        elif arena >= 0:
+            self._show(arena)
+            self.connection.send(
+                local.Done(request, None, arena, offset, nbytes, lease, False, participants, algorithm, elapsed)
+            )
+            self._operation_over(request, operation)
+            return
+        self.connection.send(
+            local.Done(request, payload, -1, 0, nbytes, 0, pieces is not None, participants, algorithm, elapsed)
+        )
+        if pieces is not None:
+            self.connection.stream(pieces)
+        self._operation_over(request, operation)
+
+    def _show(self, arena: int) -> None:
+        if arena in self._shown:
+            return
+        arenas = self._context.arenas
+        descriptor = arenas.descriptor(arena)
+        self._shown.add(arena)
+        self.connection.send(local.ResultArena(arena, arenas.group_of(arena), arenas.nbytes(arena)), descriptor)
+
+    def _pieces(self, request: int, view: memoryview, lease: int) -> Pieces:
+        """Make the pieces of a result; the lease is back as soon as the last one is made."""
+        try:
+            with view:
+                for begin in range(0, len(view), local.CHUNK):
+                    piece = bytes(view[begin : begin + local.CHUNK])
+                    yield local.Download(request, piece, begin + local.CHUNK >= len(view))
+        finally:
+            self._return_lease(lease)
+
+    def _return_lease(self, lease: int) -> None:
+        if lease:
+            self._sink.engine_event(LeasesReturned(self.client, (lease,)))
+
+    def arena_gone(self, arena: int) -> None:
+        """Send ResultArenaGone if the client has the arena."""
+        if arena in self._shown:
+            self._shown.discard(arena)
+            self.connection.send(local.ResultArenaGone(arena))
+
+    def group_ended(self, group: int, error: AllReducedError) -> None:
+        """Send GroupEnded if the client is in the group."""
+        if self._groups.pop(group, None) is not None:
+            self._keys.pop(group, None)
+            self._ended[group] = error
+            self.connection.send(local.GroupEnded(group, to_wire(error)))
+
+    # The end
+
+    def closed(self, reason: str, *, orderly: bool) -> None:
+        """Take note of the connection's end: ranks are lost, arenas and leases are free."""
+        pid, uid = self._pid, self.connection.uid
+        if orderly:
+            logger.debug("event=client_closed pid=%d uid=%d reason=%r", pid, uid, reason)
+        else:
+            self._context.log.warning("event=client_dropped pid=%d uid=%d reason=%r", pid, uid, reason)
+        self._gone = True
+        if self._attached:
+            self._sink.membership_event(ClientGone(self.client))
+            self._sink.engine_event(EngineClientGone(self.client))
+        for request, operation in tuple(self._operations.items()):
+            if operation.uploaded is not None:  # the engine does not know of it
+                del self._operations[request]
+                self._free_input(operation)
+        self._context.arenas.drop_client(self.client)
+        self._joins.clear()
+        self._groups.clear()
+        self._keys.clear()
+        self._look_empty()
+
+    def _operation_over(self, request: int, operation: _Operation) -> None:
+        del self._operations[request]
+        self._free_input(operation)
+        if self._gone:
+            self._look_empty()
+
+    def _free_input(self, operation: _Operation) -> None:
+        source, operation.source = operation.source, None
+        if source is None:
+            return
+        if operation.in_slab:
+            self._context.slab.free(source)
+            return
+        if operation.private:
+            self._context.arenas.drop(source.buffer)
+        self._context.arenas.unhold(source.buffer)
+
+    def _look_empty(self) -> None:
+        if not self._operations:
+            self._context.forget(self.client)

@@ -1,0 +1,94 @@
+"""How an agent finds the first other agents. Whom these know it hears from them.
+
+Further ways (a DNS name with many addresses, a coordination service) implement :class:`Discovery`.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from allreduced.core.addresses import Address, is_wildcard, parse_address
+from allreduced.core.errors import ConfigError
+from allreduced.daemon.peer_link import Target
+from allreduced.daemon.reachability import source_address
+from allreduced.daemon.settings import DEFAULT_PORT, Settings
+from allreduced.transports.base import Listener
+
+Listen: TypeAlias = "Callable[[str], Awaitable[Listener]]"
+"""Opens a listening address, or raises ConfigError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where this agent listens (None: nowhere) and whom it dials.
+
+    ``answers``: something certainly listens at the targets, so what answers must be an agent.
+    """
+
+    listener: Listener | None
+    targets: tuple[Target, ...]
+    answers: bool = False
+
+
+class Discovery(Protocol):
+    """One way to find agents."""
+
+    async def find(self, listen: Listen) -> Found:
+        """Open this agent's listening address by ``listen``, if it needs one, and return whom to dial.
+
+        :raises ConfigError: an address cannot be used.
+        """
+
+
+class Static:
+    """The agents are listed. Without a list and an address this agent is alone and does not listen."""
+
+    def __init__(self, listen: str, targets: tuple[Target, ...]) -> None:
+        self._listen = listen
+        self._targets = targets
+
+    async def find(self, listen: Listen) -> Found:
+        """Listen where the settings say. See Discovery."""
+        if not self._listen and not self._targets:
+            return Found(None, ())
+        return Found(await listen(self._listen or f"tcp://0.0.0.0:{DEFAULT_PORT}"), self._targets)
+
+
+class Rendezvous:
+    """The agents meet at one address. Whoever can listen there is found by the others; nobody is special later.
+
+    ``listen``: where this agent must listen instead, then it only dials; empty where it may be the one to be found.
+    """
+
+    def __init__(self, meeting: str, listen: str = "") -> None:
+        self._meeting = parse_address(meeting, path="join")
+        self._listen = listen
+        if is_wildcard(self._meeting.host):
+            raise ConfigError(f"{self._meeting} cannot be dialled", path="join", hint="give the address of one node")
+
+    async def find(self, listen: Listen) -> Found:
+        """Try to listen at the meeting point; if it is taken or elsewhere, dial it. See Discovery."""
+        target = Target(str(self._meeting))
+        if self._listen:
+            return Found(await listen(self._listen), (target,))
+        try:
+            return Found(await listen(str(self._meeting)), ())
+        except ConfigError as error:
+            reason = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
+            if reason not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                raise
+        own = Address(self._meeting.scheme, await source_address(self._meeting.host), 0)
+        return Found(await listen(str(own)), (target,), answers=reason == errno.EADDRINUSE)
+
+
+def discovery(settings: Settings, join: str) -> Discovery:
+    """Return how an agent with these settings finds others; ``join`` is the meeting point, or empty.
+
+    :raises ConfigError: the address is malformed.
+    """
+    if join:
+        return Rendezvous(join, settings.peers.listen)
+    return Static(settings.peers.listen, tuple(Target(peer.address, peer.node) for peer in settings.peers.static))

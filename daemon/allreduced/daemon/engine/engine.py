@@ -1,0 +1,254 @@
+"""The engine: one event in, a list of actions out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from allreduced.daemon.engine import wording
+from allreduced.daemon.engine.actions import Action, Fail
+from allreduced.daemon.engine.admission import Admission
+from allreduced.daemon.engine.context import Context
+from allreduced.daemon.engine.early import EarlyFrames
+from allreduced.daemon.engine.ending import Ending
+from allreduced.daemon.engine.events import (
+    ArenaFailed,
+    ArenaReady,
+    ClientGone,
+    Event,
+    FrameArrived,
+    GroupBroken,
+    GroupForgotten,
+    GroupStarted,
+    LeasesReturned,
+    RanksLeft,
+    ReceiveCancelled,
+    Received,
+    Reduced,
+    Sent,
+    Submitted,
+    TimePassed,
+)
+from allreduced.daemon.engine.execution import Execution, PeerFault
+from allreduced.daemon.engine.flights import Posting
+from allreduced.daemon.engine.group import Group
+from allreduced.daemon.engine.leases import Leases
+from allreduced.daemon.engine.limits import Limits
+from allreduced.daemon.engine.matching import Matching
+from allreduced.daemon.engine.memory import Memory
+from allreduced.daemon.engine.operation import Operation, State
+from allreduced.daemon.engine.snapshot import Snapshot, take_snapshot
+from allreduced.daemon.engine.timers import Timers
+
+_Handler: TypeAlias = "Callable[[Any], None]"
+_PAST_GROUPS = 1024
+
+
+class Engine:
+    """Collectives of all groups on one node, without any IO.
+
+    Everything that happens comes in through :meth:`handle`, in order; everything to be done goes out of it. The same
+    events give the same actions. No sequence of events raises. ``node`` is this agent's name, as members know it.
+    """
+
+    def __init__(self, node: str, limits: Limits) -> None:
+        self._context = Context(node, limits)
+        self._groups: dict[int, Group] = {}
+        self._past: deque[int] = deque(maxlen=_PAST_GROUPS)
+        self._forgotten: list[Group] = []
+        self._early = EarlyFrames(self._context)
+        self._timers = Timers(self._context)
+        self._memory = Memory(self._context)
+        self._leases = Leases(self._context, self._memory)
+        self._ending = Ending(self._context, self._memory, self._leases)
+        self._admission = Admission(self._context, self._memory, self._ending, self._groups)
+        self._matching = Matching(self._context, self._admission, self._ending, self._timers)
+        self._handlers: Mapping[type, _Handler] = {
+            GroupStarted: self._group_started,
+            GroupBroken: self._group_broken,
+            RanksLeft: self._ranks_left,
+            GroupForgotten: self._group_forgotten,
+            Submitted: self._submitted,
+            ClientGone: self._client_gone,
+            LeasesReturned: self._leases_returned,
+            FrameArrived: self._frame_arrived,
+            Received: self._received,
+            ReceiveCancelled: self._receive_cancelled,
+            Sent: self._sent,
+            Reduced: self._reduced,
+            ArenaReady: self._arena_ready,
+            ArenaFailed: self._arena_failed,
+            TimePassed: self._time_passed,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take one event at ``now`` (seconds, monotonic) and return what to do, in order."""
+        context = self._context
+        context.now = now
+        out: list[Action] = []
+        context.out = out
+        self._handlers[type(event)](event)
+        while context.freed:
+            self._admission.serve()
+        if self._forgotten:
+            self._drop_forgotten()
+        return out
+
+    def snapshot(self) -> Snapshot:
+        """Return what ``status`` shows, as plain data: groups, operations in flight and what each waits for."""
+        return take_snapshot(self._context, self._groups, self._memory, self._leases, len(self._early))
+
+    def _group_started(self, event: GroupStarted) -> None:
+        if event.group in self._groups:
+            self._context.counters["events_ignored"] += 1
+            return
+        group = Group(event)
+        self._groups[event.group] = group
+        for node, frame in self._early.take(event.group):
+            self._matching.frame(group, node, frame)
+
+    def _group_broken(self, event: GroupBroken) -> None:
+        group = self._groups.get(event.group)
+        if group is None or group.error is not None:
+            return
+        group.error = event.error
+        group.outcomes.clear()
+        for operation in list(group.operations.values()):
+            self._ending.fail(operation, event.error, tell=False)
+        for operation in list(group.ending.values()):
+            self._ending.settle(operation)
+
+    def _ranks_left(self, event: RanksLeft) -> None:
+        group = self._groups.get(event.group)
+        if group is not None and group.error is None:
+            self._matching.ranks_left(group, event.ranks)
+
+    def _group_forgotten(self, event: GroupForgotten) -> None:
+        group = self._groups.get(event.group)
+        if group is not None and not group.forgotten:
+            group.forgotten = True
+            self._forgotten.append(group)
+            if group.error is None:
+                self._matching.ranks_left(group, group.ranks)
+
+    def _drop_forgotten(self) -> None:
+        for group in [group for group in self._forgotten if not group.operations and not group.ending]:
+            self._forgotten.remove(group)
+            del self._groups[group.number]
+            self._past.append(group.number)
+            self._memory.forget(group.number)
+            if not self._groups:
+                self._memory.drop_idle()
+
+    def _submitted(self, event: Submitted) -> None:
+        group = self._groups.get(event.group)
+        if group is None:
+            self._context.out.append(Fail(event.client, event.request, wording.not_open(event.group)))
+            return
+        self._matching.submit(group, event)
+
+    def _client_gone(self, event: ClientGone) -> None:
+        self._leases.client_gone(event.client)
+        for group in self._groups.values():
+            if event.client in group.local.values():
+                group.gone.add(event.client)
+
+    def _leases_returned(self, event: LeasesReturned) -> None:
+        self._leases.give_back(event.client, event.leases)
+
+    def _frame_arrived(self, event: FrameArrived) -> None:
+        group = self._groups.get(event.frame.group)
+        if group is not None:
+            self._matching.frame(group, event.node, event.frame)
+        elif event.frame.group in self._past:
+            self._context.counters["frames_ignored"] += 1
+        else:
+            self._early.keep(event.node, event.frame)
+
+    def _received(self, event: Received) -> None:
+        posting = self._context.receives.get(event.receive)
+        if posting is None:
+            self._context.counters["receives_ignored"] += 1
+            return
+        operation = posting.operation
+        if posting.cancelled:
+            posting.left -= event.nbytes
+            if posting.left <= 0:
+                self._closed(posting)
+            return
+        execution, group, peer = operation.execution, operation.group, posting.row.peer
+        if not isinstance(execution, Execution):
+            return
+        try:
+            if event.tag != group.generation << 32 | operation.peers[peer].told_attempt:
+                raise PeerFault("sent data of another attempt")
+            execution.received(posting, event.offset, event.nbytes)
+        except PeerFault as fault:
+            self._ending.fail(operation, wording.bad_frame(operation, group.members[peer].node, str(fault)))
+            return
+        if operation.state is State.RUNNING:
+            execution.resume(posting.row.block)
+            self._deliver_if_done(operation)
+
+    def _receive_cancelled(self, event: ReceiveCancelled) -> None:
+        posting = self._context.receives.get(event.receive)
+        if posting is not None and posting.cancelled:
+            self._closed(posting)
+
+    def _closed(self, posting: Posting) -> None:
+        operation = posting.operation
+        del self._context.receives[posting.number], operation.postings[posting.number]
+        operation.outstanding -= 1
+        if operation.state is State.RELEASING:
+            self._admission.released(operation)
+        else:
+            self._ending.settle(operation)
+
+    def _sent(self, event: Sent) -> None:
+        sending = self._context.sends.pop(event.send, None)
+        if sending is None:
+            return
+        operation = sending.operation
+        del operation.sendings[event.send]
+        operation.outstanding -= 1
+        operation.source_readers -= sending.of_source
+        if isinstance(operation.execution, Execution) and operation.state is not State.FAILED:
+            operation.execution.sent(sending)
+        if operation.state is State.RUNNING:
+            self._deliver_if_done(operation)
+        else:
+            self._ending.settle(operation)
+
+    def _reduced(self, event: Reduced) -> None:
+        job = self._context.jobs.pop(event.job, None)
+        if job is None:
+            return
+        operation = job.operation
+        operation.outstanding -= 1
+        operation.source_readers -= job.of_source
+        if operation.state is State.RUNNING and operation.execution is not None:
+            operation.execution.reduced(job)
+            self._deliver_if_done(operation)
+        else:
+            self._ending.settle(operation)
+
+    def _deliver_if_done(self, operation: Operation) -> None:
+        execution = operation.execution
+        if execution is not None and execution.final and operation.source_readers == 0:
+            self._ending.deliver(operation)
+
+    def _arena_ready(self, event: ArenaReady) -> None:
+        self._memory.arena_ready(event.buffer)
+        self._admission.arena_ready(event.buffer)
+
+    def _arena_failed(self, event: ArenaFailed) -> None:
+        for operation in self._admission.arena_failed(event.buffer):
+            self._ending.fail(operation, event.error)
+        self._memory.arena_failed(event.buffer)
+
+    def _time_passed(self, event: TimePassed) -> None:
+        del event
+        for operation in self._timers.due():
+            self._matching.overdue(operation)
+        self._timers.arm()

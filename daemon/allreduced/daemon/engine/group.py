@@ -1,0 +1,95 @@
+"""The state of one formed group on this node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from allreduced.core.errors import AllReducedError
+from allreduced.daemon.engine.events import GroupStarted
+from allreduced.daemon.engine.operation import Operation
+from allreduced.protocol.peer import Fingerprint
+
+if TYPE_CHECKING:
+    from allreduced.daemon.engine.plan import Plan
+
+
+class Outcome:
+    """How an ended operation ended, for the local ranks that come late. Goes when the last of them had it."""
+
+    __slots__ = ("error", "waiting")
+
+    def __init__(self, error: AllReducedError, waiting: set[int]) -> None:
+        self.error = error
+        self.waiting = waiting
+
+
+class Group:
+    """Members, ranks, use counts and operations of a group."""
+
+    __slots__ = (
+        "ending",
+        "error",
+        "forgotten",
+        "generation",
+        "gone",
+        "key",
+        "left",
+        "local",
+        "me",
+        "member_of",
+        "members",
+        "mine",
+        "number",
+        "operations",
+        "others",
+        "outcomes",
+        "place",
+        "plans",
+        "ranks",
+        "size",
+        "tile_bytes",
+        "uses",
+    )
+
+    def __init__(self, started: GroupStarted) -> None:
+        self.number = started.group
+        self.key = started.key
+        self.generation = started.generation
+        self.tile_bytes = started.tile_bytes
+        self.members = started.members
+        self.mine = started.mine
+        self.me = started.members[started.mine]
+        self.local = dict(started.local)
+        self.ranks = self.me.ranks
+        self.place = {rank: index for index, rank in enumerate(self.ranks)}
+        self.size = started.size
+        self.member_of = {member.node: index for index, member in enumerate(started.members) if index != started.mine}
+        self.others = tuple(self.member_of.items())
+        """(node, member index) of the other members, in order."""
+        self.uses: dict[str, list[int]] = {}
+        """By name: the next use of each local rank."""
+        self.plans: dict[Fingerprint, Plan] = {}
+        self.operations: dict[tuple[str, int], Operation] = {}
+        self.ending: dict[tuple[str, int], Operation] = {}
+        """Ended operations whose memory is still in use."""
+        self.outcomes: dict[tuple[str, int], Outcome] = {}
+        self.gone: set[int] = set()
+        """Clients of this group whose connection ended: they can hold no leases any more."""
+        self.left: set[int] = set()
+        """Ranks of the whole group that left on purpose."""
+        self.error: AllReducedError | None = None
+        self.forgotten = False
+
+    @property
+    def label(self) -> str:
+        """How messages call the group."""
+        return f"group {self.key.name!r} of job {self.key.job!r}" if self.key.job else f"group {self.key.name!r}"
+
+    def ended(self, name: str, use: int) -> bool:
+        """Return whether every local rank submitted this use already (and the operation is not in flight any more)."""
+        uses = self.uses.get(name)
+        return uses is not None and use < min(uses)
+
+    def ranks_of(self, node: str) -> tuple[int, ...]:
+        """Return the ranks of another member."""
+        return self.members[self.member_of[node]].ranks

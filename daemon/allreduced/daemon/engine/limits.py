@@ -1,0 +1,33 @@
+"""What the engine may use at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one engine; bytes unless said otherwise."""
+
+    inline_bytes: int = 8192
+    """Results up to here are copied out at delivery (lease 0) and need no result arena."""
+    arena_bytes: int = 1 << 30
+    """All arenas of the engine together, results and scratch."""
+    scratch_bytes: int = 256 << 20
+    """Private arenas (receive windows, small results) together; a part of ``arena_bytes``."""
+    arena_chunk: int = 1 << 20
+    """The smallest arena that is made where memory allows; larger ones are powers of two."""
+    window_tiles: int = 4
+    """Tiles that one peer may send ahead, per row of the schedule."""
+    operations: int = 4096
+    """Operations in flight per group (a count)."""
+    names: int = 1 << 20
+    """Different operation names per group (a count); each is remembered with its use counts."""
+    lease_bytes: int = 1 << 30
+    """Results that one client may hold under leases."""
+    leases: int = 4096
+    """Leases of one client (a count)."""
+    early_frames: int = 4096
+    """Frames kept for groups that are not started here yet (a count)."""
+    early_seconds: float = 30.0
+    """How long such frames are kept."""

@@ -1,0 +1,320 @@
+"""Who arrived at which operation: submits of local ranks and frames of peers, matched by group, name and use."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+
+from allreduced.core.errors import AllReducedError, LimitExceeded, from_wire
+from allreduced.daemon.engine import wording
+from allreduced.daemon.engine.actions import Fail, SendFrame
+from allreduced.daemon.engine.admission import Admission
+from allreduced.daemon.engine.context import Context
+from allreduced.daemon.engine.ending import Ending
+from allreduced.daemon.engine.events import Submitted
+from allreduced.daemon.engine.execution import Execution, PeerFault
+from allreduced.daemon.engine.group import Group, Outcome
+from allreduced.daemon.engine.operation import ENDED, STARTED, Operation, State
+from allreduced.daemon.engine.plan import plan_for
+from allreduced.daemon.engine.timers import Timers
+from allreduced.protocol.peer import (
+    Abort,
+    Arrived,
+    Fingerprint,
+    MoreGrants,
+    OperationFrame,
+    Queued,
+    Ready,
+    Withdraw,
+    Withdrawn,
+)
+
+_OPENING = (Ready, Queued, Arrived)
+GONE = 1 << 62
+"""The next use of a rank that left: it never waits for anything."""
+
+
+class Matching:
+    """Opens operations and fills in who is there."""
+
+    def __init__(self, context: Context, admission: Admission, ending: Ending, timers: Timers) -> None:
+        self._context = context
+        self._admission = admission
+        self._ending = ending
+        self._timers = timers
+
+    def submit(self, group: Group, submit: Submitted) -> None:
+        """Take the submit of a local rank."""
+        context = self._context
+        place = group.place.get(submit.rank)
+        if place is None or group.local.get(submit.rank) != submit.client or submit.rank in group.left:
+            self._refuse(submit, wording.not_yours(group, submit.rank))
+            return
+        if group.error is not None:
+            self._refuse(submit, group.error)
+            return
+        uses = group.uses.get(submit.name)
+        if uses is None:
+            if len(group.uses) >= context.limits.names:
+                self._refuse(submit, _too_many_names(group, context.limits.names))
+                return
+            uses = group.uses[submit.name] = [GONE if rank in group.left else 0 for rank in group.ranks]
+        use = uses[place]
+        uses[place] = use + 1
+        key = (submit.name, use)
+        operation = group.operations.get(key)
+        crowded = False
+        if operation is None:
+            outcome = group.outcomes.get(key)
+            if outcome is not None:
+                outcome.waiting.discard(submit.rank)
+                if not outcome.waiting:
+                    del group.outcomes[key]
+                self._refuse(submit, outcome.error)
+                return
+            operation = self._open(group, submit.name, use)
+            crowded = len(group.operations) > context.limits.operations
+        operation.submits[place] = submit
+        operation.times[place] = context.now
+        operation.missing -= 1
+        self._take_time(operation, submit)
+        if operation.priority < submit.priority or operation.missing + 1 == len(operation.submits):
+            operation.priority = submit.priority
+        if place == 0 and group.mine == 0:
+            context.clock += 1
+            operation.stamp = (-submit.priority, context.clock, 0)
+        error = self._check(operation, submit)
+        if error is not None:
+            self._ending.fail(operation, error)
+            return
+        if crowded:
+            self._ending.fail(operation, wording.too_many(operation, context.limits.operations))
+            return
+        if group.left and self._check_left(operation):
+            return
+        if operation.missing == 0:
+            self._admission.admit(operation)
+        if operation.peers and (operation.state is State.GATHERING or operation.state is State.MAPPING):
+            self._tell_arrived(operation, to_all=operation.told)
+
+    def frame(self, group: Group, node: str, frame: OperationFrame) -> None:
+        """Take a frame of another member about an operation."""
+        peer = group.member_of.get(node)
+        if peer is None or frame.generation != group.generation or group.error is not None:
+            self._context.counters["frames_ignored"] += 1
+            return
+        key = (frame.name, frame.use)
+        operation = group.operations.get(key)
+        if operation is None and isinstance(frame, MoreGrants | Abort):
+            operation = group.ending.get(key)  # perhaps delivered here while a peer still takes data from it
+        if operation is None:
+            operation = self._find_or_open(group, peer, frame)
+            if operation is None:
+                return
+        view = operation.peers[peer]
+        if isinstance(frame, Ready):
+            self._ready(operation, peer, frame)
+        elif isinstance(frame, MoreGrants):
+            execution, held = operation.execution, view.ready
+            if held is None or held.attempt != frame.attempt or not isinstance(execution, Execution):
+                self._context.counters["frames_ignored"] += 1
+            elif operation.state in STARTED:
+                try:
+                    execution.accept(peer, frame.grants, pump=True)
+                except PeerFault as fault:
+                    self._ending.fail(operation, wording.bad_frame(operation, node, str(fault)))
+            elif operation.state is not State.FAILED:
+                self._ending.fail(operation, wording.bad_frame(operation, node, "granted more before data flowed"))
+        elif isinstance(frame, Withdraw):
+            self._admission.withdraw_came(operation, peer, frame)
+        elif isinstance(frame, Withdrawn):
+            self._admission.withdrawn_came(operation, peer, frame)
+        elif isinstance(frame, Queued):
+            self._here(operation, peer, frame.stamp)
+        elif isinstance(frame, Arrived):
+            view.ranks = tuple(rank for rank in group.members[peer].ranks if rank in frame.ranks)
+            view.asked = True
+            self._tell_arrived(operation, to_all=False)
+            if group.left:
+                self._check_left(operation)
+        elif operation.state is State.DELIVERED:
+            self._ending.abandon(operation, from_wire(frame.error))
+        else:
+            self._ending.fail(operation, from_wire(frame.error), tell=False)
+
+    def ranks_left(self, group: Group, ranks: tuple[int, ...]) -> None:
+        """Take note that ranks left on purpose: what still lacks them fails."""
+        group.left.update(ranks)
+        for rank in ranks:
+            place = group.place.get(rank)
+            if place is not None:
+                for uses in group.uses.values():
+                    uses[place] = GONE
+        for key, outcome in list(group.outcomes.items()):
+            outcome.waiting.difference_update(ranks)
+            if not outcome.waiting:
+                del group.outcomes[key]
+        for operation in list(group.operations.values()):
+            if operation.peers and any(submit is not None and submit.rank in ranks for submit in operation.submits):
+                # What such a rank submitted stays valid, which the others must know before they miss it.
+                self._tell_arrived(operation, to_all=True)
+            self._check_left(operation)
+
+    def overdue(self, operation: Operation) -> None:
+        """Handle the operation's time: first ask who arrived, then give up."""
+        now = self._context.now
+        if operation.state in ENDED:
+            return
+        if now < operation.deadline:
+            operation.told = True
+            self._tell_arrived(operation, to_all=True)
+            self._timers.set(operation, operation.deadline)
+            return
+        waited = operation.deadline - operation.opened
+        if operation.absent == 0 and operation.state is State.QUEUED:
+            error = wording.waits_for_memory(operation, waited, self._context.node)
+        else:
+            error = wording.deadline(operation, waited, self._late_nodes(operation))
+        self._ending.fail(operation, error)
+
+    def _refuse(self, submit: Submitted, error: AllReducedError) -> None:
+        self._context.out.append(Fail(submit.client, submit.request, error))
+
+    def _open(self, group: Group, name: str, use: int) -> Operation:
+        operation = Operation(group, name, use, self._context.number())
+        group.operations[name, use] = operation
+        return operation
+
+    def _take_time(self, operation: Operation, submit: Submitted) -> None:
+        now = self._context.now
+        if operation.missing + 1 == len(operation.submits):
+            operation.opened = now
+        if submit.deadline_at < operation.deadline:
+            operation.deadline = submit.deadline_at
+            asks = operation.peers and not operation.told
+            warn = now + min(1.0, (submit.deadline_at - now) / 2) if asks else submit.deadline_at
+            self._timers.set(operation, min(operation.wake, max(warn, now)))
+
+    def _check(self, operation: Operation, submit: Submitted) -> AllReducedError | None:
+        """Compare a submit with what is known; returns what is wrong with it."""
+        fingerprint = submit.fingerprint
+        known = operation.fingerprint
+        if known is None:
+            operation.fingerprint = fingerprint
+        elif known is not fingerprint and known != fingerprint:
+            return wording.mismatch(operation, self._fingerprints(operation))
+        plan = operation.plan
+        if plan is None:
+            plan = operation.plan = plan_for(operation.group, fingerprint)
+            if plan.error is not None:
+                return plan.error
+        wanted = plan.nbytes
+        if not wanted or (plan.broadcast and submit.rank != fingerprint.root):
+            return None
+        given = submit.source.nbytes if submit.source is not None else 0
+        return None if given == wanted else wording.bad_source(operation, submit.rank, given, wanted)
+
+    def _fingerprints(self, operation: Operation) -> list[tuple[int, Fingerprint]]:
+        pairs = [(submit.rank, submit.fingerprint) for submit in operation.submits if submit is not None]
+        for member, view in zip(operation.group.members, operation.peers, strict=False):
+            if view.fingerprint is not None:
+                pairs += [(rank, view.fingerprint) for rank in member.ranks]
+        return sorted(pairs, key=itemgetter(0))
+
+    def _find_or_open(self, group: Group, peer: int, frame: OperationFrame) -> Operation | None:
+        """Return the operation that a frame opens; None where it ended here, or was never there."""
+        key = (frame.name, frame.use)
+        ended = key in group.outcomes or group.ended(frame.name, frame.use)
+        if not ended and isinstance(frame, _OPENING):
+            operation = self._open(group, frame.name, frame.use)
+            bound = self._context.limits.operations * len(group.members)
+            if len(group.operations) > bound:
+                self._ending.fail(operation, wording.too_many(operation, bound))
+                return None
+            return operation
+        if not ended and isinstance(frame, Abort):
+            self._context.counters["aborts_early"] += 1
+            waiting = set(group.ranks) - group.left
+            if waiting and len(group.outcomes) < self._context.limits.operations * len(group.members):
+                group.outcomes[key] = Outcome(from_wire(frame.error), waiting)
+            return None
+        self._context.counters["frames_ignored"] += 1
+        if isinstance(frame, Withdraw) and key not in group.outcomes:
+            # It ended well here: data was sent, or is being sent.
+            self._admission.answer(group, peer, frame, accepted=False)
+        return None
+
+    def _ready(self, operation: Operation, peer: int, frame: Ready) -> None:
+        view, group = operation.peers[peer], operation.group
+        if frame.attempt <= view.attempt:
+            self._context.counters["frames_ignored"] += 1
+            return
+        if view.ready is not None:
+            node = group.members[peer].node
+            self._ending.fail(operation, wording.bad_frame(operation, node, "was ready twice"))
+            return
+        view.attempt = frame.attempt
+        view.ready = frame
+        view.fingerprint = frame.fingerprint
+        operation.unready -= 1
+        if operation.fingerprint is None:
+            operation.fingerprint = frame.fingerprint
+        elif operation.fingerprint != frame.fingerprint:
+            self._ending.fail(operation, wording.mismatch(operation, self._fingerprints(operation)))
+            return
+        self._here(operation, peer, frame.stamp)
+        if operation.state is State.READY and operation.unready == 0:
+            self._admission.ready_came(operation)
+
+    def _here(self, operation: Operation, peer: int, stamp: tuple[int, ...]) -> None:
+        """All ranks of the peer arrived; it may know the stamp."""
+        view, context = operation.peers[peer], self._context
+        if not view.here:
+            view.here = True
+            operation.absent -= 1
+            context.freed = context.freed or operation.state is State.QUEUED
+        if peer == 0 and len(stamp) == 3 and not operation.stamp:
+            operation.stamp = stamp
+            context.clock = max(context.clock, stamp[1])
+            context.freed = context.freed or operation.state is State.QUEUED
+        if operation.group.left:
+            self._check_left(operation)
+
+    def _check_left(self, operation: Operation) -> bool:
+        """Fail an operation that lacks a rank which left; returns whether it did."""
+        missing = tuple(rank for rank in operation.missing_ranks() if rank in operation.group.left)
+        if missing:
+            self._ending.fail(operation, wording.rank_left(operation, missing))
+        return bool(missing)
+
+    def _tell_arrived(self, operation: Operation, *, to_all: bool) -> None:
+        """Tell others which local ranks are here: all members, or those that asked. READY and Queued tell it anyway."""
+        group = operation.group
+        if operation.missing == 0 and not to_all and operation.state is not State.MAPPING:
+            return
+        ranks = operation.arrived_ranks()
+        frame = Arrived(group.number, group.generation, operation.name, operation.use, ranks)
+        for node, member in group.others:
+            view = operation.peers[member]
+            if view.told_ranks != len(ranks) and (to_all or (view.asked and ranks)):
+                view.told_ranks = len(ranks)
+                self._context.out.append(SendFrame(node, frame))
+
+    def _late_nodes(self, operation: Operation) -> list[str]:
+        """Return the nodes that keep the operation from going on, where all ranks arrived."""
+        members = operation.group.members
+        if operation.unready:
+            return [
+                member.node
+                for member, view in zip(members, operation.peers, strict=False)
+                if view.ready is None and member is not operation.group.me
+            ]
+        if operation.execution is None:
+            return []
+        return [members[peer].node for peer in operation.execution.unserved()]
+
+
+def _too_many_names(group: Group, limit: int) -> LimitExceeded:
+    return LimitExceeded(
+        f"{group.label} has used {limit} different names of operations",
+        hint="use one name again and again for the same tensor; uses are counted",
+    )

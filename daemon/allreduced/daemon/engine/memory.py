@@ -1,0 +1,212 @@
+"""Arenas of the engine: made, cut up, reused and dropped within the limits.
+
+Result arenas belong to one group. Private arenas (group 0) hold receive windows and small results. Making an arena
+takes milliseconds; what is reserved in it meanwhile waits until it is ready. An idle arena is kept for the next
+operation and dropped when its memory is needed elsewhere or its group is forgotten.
+"""
+
+from __future__ import annotations
+
+from allreduced.daemon.engine.actions import CreateArena, DestroyArena
+from allreduced.daemon.engine.context import Context
+from allreduced.daemon.engine.free_list import FreeList, aligned
+from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER, Region
+
+PAGE = 4096
+PRIVATE = 0
+
+
+class Arena:
+    """One buffer; ``ready`` once it exists."""
+
+    __slots__ = ("buffer", "group", "nbytes", "ready", "space")
+
+    def __init__(self, buffer: int, group: int, nbytes: int) -> None:
+        self.buffer = buffer
+        self.group = group
+        self.nbytes = nbytes
+        self.ready = False
+        self.space = FreeList(nbytes)
+
+    @property
+    def idle(self) -> bool:
+        """True where nothing is reserved in it."""
+        return self.space.free == self.nbytes
+
+
+class Allocation:
+    """Reserved bytes of an arena."""
+
+    __slots__ = ("arena", "nbytes", "offset")
+
+    def __init__(self, arena: Arena, offset: int, nbytes: int) -> None:
+        self.arena = arena
+        self.offset = offset
+        self.nbytes = nbytes
+
+    def region(self, offset: int, nbytes: int) -> Region:
+        """Return the stretch at ``offset`` of this allocation."""
+        return Region(self.arena.buffer, self.offset + offset, nbytes)
+
+
+class Memory:
+    """All arenas of one engine."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._arenas: dict[int, Arena] = {}
+        self._by_group: dict[int, list[Arena]] = {PRIVATE: []}
+        self._next_buffer = FIRST_ENGINE_BUFFER
+        self._total = 0
+        self._scratch = 0
+        self._forgotten: set[int] = set()
+
+    def can_ever_fit(self, result: int, scratch: int) -> bool:
+        """Return whether the two would fit if nothing else was there."""
+        limits = self._context.limits
+        return _pages(scratch) <= limits.scratch_bytes and _pages(result) + _pages(scratch) <= limits.arena_bytes
+
+    def reserve(self, group: int, result: int, scratch: int) -> tuple[Allocation | None, Allocation | None] | None:
+        """Reserve ``result`` bytes in an arena of ``group`` and ``scratch`` private ones, both or (None) nothing.
+
+        Nothing is made or dropped where it returns None.
+        """
+        result, scratch = aligned(result), aligned(scratch)
+        for reuse_idle in (True, False):
+            small = self._take(PRIVATE, scratch, reuse_idle) if scratch else None
+            large = self._take(group, result, reuse_idle) if result else None
+            new_small = _pages(scratch) if small is None else 0
+            new_large = _pages(result) if large is None else 0
+            if new_small or new_large:
+                if not self._can_make(new_small, new_large):
+                    for taken in (small, large):
+                        if taken is not None:
+                            taken.arena.space.give(taken.offset, taken.nbytes)
+                    continue
+                if new_small:
+                    small = self._create(PRIVATE, scratch, new_large)
+                if new_large:
+                    large = self._create(group, result, 0)
+            return large, small
+        return None
+
+    def release(self, allocation: Allocation) -> None:
+        """Give reserved bytes back."""
+        arena = allocation.arena
+        arena.space.give(allocation.offset, allocation.nbytes)
+        self._context.freed = True
+        if arena.group in self._forgotten and arena.ready and arena.idle:
+            self._drop(arena)
+
+    def arena_ready(self, buffer: int) -> None:
+        """Take note that the buffer exists."""
+        arena = self._arenas.get(buffer)
+        if arena is not None:
+            arena.ready = True
+            self._context.freed = True
+            if arena.group in self._forgotten and arena.idle:
+                self._drop(arena)
+
+    def arena_failed(self, buffer: int) -> None:
+        """Take note that the buffer will never exist. What was reserved in it must have been released before."""
+        arena = self._arenas.get(buffer)
+        if arena is not None:
+            self._remove(arena)
+            self._context.freed = True
+
+    def forget(self, group: int) -> None:
+        """Drop the arenas of a group, each as soon as nothing is reserved in it."""
+        if group not in self._by_group:
+            return
+        self._forgotten.add(group)
+        for arena in list(self._by_group[group]):
+            if arena.ready and arena.idle:
+                self._drop(arena)
+
+    def drop_idle(self) -> None:
+        """Drop every arena in which nothing is reserved."""
+        for arena in list(self._arenas.values()):
+            if arena.ready and arena.idle:
+                self._drop(arena)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes reserved in all arenas."""
+        return sum(arena.nbytes - arena.space.free for arena in self._arenas.values())
+
+    def snapshot(self) -> dict[str, int]:
+        """Return what ``status`` shows of the memory, in bytes."""
+        return {
+            "arenas": len(self._arenas),
+            "arena_bytes": self._total,
+            "scratch_bytes": self._scratch,
+            "reserved_bytes": self.reserved,
+        }
+
+    def _take(self, group: int, nbytes: int, reuse_idle: bool) -> Allocation | None:
+        for arena in self._by_group.get(group, ()):
+            if arena.space.free >= nbytes and (reuse_idle or not arena.idle):
+                offset = arena.space.take(nbytes)
+                if offset >= 0:
+                    return Allocation(arena, offset, nbytes)
+        return None
+
+    def _can_make(self, private: int, result: int) -> bool:
+        """Return whether arenas of these sizes have room once the idle ones are dropped."""
+        limits = self._context.limits
+        idle_private = idle_result = 0
+        for arena in self._arenas.values():
+            if arena.ready and arena.idle:
+                if arena.group == PRIVATE:
+                    idle_private += arena.nbytes
+                else:
+                    idle_result += arena.nbytes
+        return (
+            not private or self._scratch - idle_private + private <= limits.scratch_bytes
+        ) and self._total - idle_private - idle_result + private + result <= limits.arena_bytes
+
+    def _create(self, group: int, nbytes: int, also: int) -> Allocation:
+        """Make an arena for ``nbytes``, of a comfortable size if that leaves ``also`` bytes; drop idle ones for it."""
+        private = group == PRIVATE
+        generous = max(1 << (nbytes - 1).bit_length(), self._context.limits.arena_chunk)
+        exact = _pages(nbytes)
+        size = generous if self._room(private) >= generous and self._room(False) >= generous + also else exact
+        for arena in list(self._arenas.values()):
+            if self._room(private) >= exact and self._room(False) >= exact + also:
+                break
+            # An idle result arena does not help where only the share of the private ones is used up.
+            useful = arena.group == PRIVATE or self._room(False) < exact + also
+            if arena.ready and arena.idle and useful:
+                self._drop(arena)
+        arena = Arena(self._next_buffer, group, size)
+        self._next_buffer += 1
+        self._arenas[arena.buffer] = arena
+        self._by_group.setdefault(group, []).append(arena)
+        self._total += size
+        self._scratch += size if private else 0
+        self._context.out.append(CreateArena(arena.buffer, group, size))
+        return Allocation(arena, arena.space.take(nbytes), nbytes)
+
+    def _room(self, private: bool) -> int:
+        """Return the bytes that new arenas may have; for private ones also within their share."""
+        limits = self._context.limits
+        room = limits.arena_bytes - self._total
+        return min(room, limits.scratch_bytes - self._scratch) if private else room
+
+    def _drop(self, arena: Arena) -> None:
+        self._remove(arena)
+        self._context.out.append(DestroyArena(arena.buffer))
+
+    def _remove(self, arena: Arena) -> None:
+        del self._arenas[arena.buffer]
+        siblings = self._by_group[arena.group]
+        siblings.remove(arena)
+        self._total -= arena.nbytes
+        self._scratch -= arena.nbytes if arena.group == PRIVATE else 0
+        if not siblings and arena.group != PRIVATE:
+            del self._by_group[arena.group]
+            self._forgotten.discard(arena.group)
+
+
+def _pages(nbytes: int) -> int:
+    return (nbytes + PAGE - 1) // PAGE * PAGE

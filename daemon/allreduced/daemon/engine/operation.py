@@ -1,0 +1,209 @@
+"""The state of one operation on this node."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import TYPE_CHECKING
+
+from allreduced.core.errors import AllReducedError
+from allreduced.core.identity import OperationKey
+from allreduced.daemon.engine.events import Submitted
+from allreduced.daemon.engine.memory import Allocation
+from allreduced.protocol.peer import Fingerprint, Ready
+
+if TYPE_CHECKING:
+    from allreduced.daemon.engine.execution import Execution
+    from allreduced.daemon.engine.flights import Posting, Sending
+    from allreduced.daemon.engine.group import Group
+    from allreduced.daemon.engine.leases import Holder
+    from allreduced.daemon.engine.plan import Plan
+    from allreduced.daemon.engine.solo import Solo
+
+
+class State(enum.Enum):
+    """Where an operation stands on this node."""
+
+    GATHERING = "gathering"
+    """Local ranks are missing."""
+    QUEUED = "queued"
+    """All local ranks are here; waits for memory."""
+    MAPPING = "mapping"
+    """Memory is reserved; an arena is being made."""
+    READY = "ready"
+    """READY was sent; that of a peer is missing."""
+    WITHDRAWING = "withdrawing"
+    """READY is being taken back; peers have not answered."""
+    RELEASING = "releasing"
+    """READY was taken back; posted receives are being cancelled."""
+    RUNNING = "running"
+    DELIVERED = "delivered"
+    """Local ranks have their result; sends to peers go on."""
+    FAILED = "failed"
+    """Ended with an error; waits until nothing uses its memory."""
+
+
+STARTED = (State.RUNNING, State.DELIVERED)
+ENDED = (State.DELIVERED, State.FAILED)
+
+
+class PeerView:
+    """What one other member told about the operation, and what it was told."""
+
+    __slots__ = (
+        "asked",
+        "attempt",
+        "fingerprint",
+        "here",
+        "ranks",
+        "ready",
+        "refused",
+        "told_attempt",
+        "told_ranks",
+        "waiting",
+    )
+
+    def __init__(self) -> None:
+        self.ready: Ready | None = None
+        """The READY that holds, None if there is none or it was withdrawn."""
+        self.fingerprint: Fingerprint | None = None
+        """What its ranks called, also after a withdrawal."""
+        self.attempt = 0
+        """The highest attempt seen."""
+        self.here = False
+        """All its ranks submitted (it sent READY or Queued once)."""
+        self.ranks: tuple[int, ...] = ()
+        """The ranks of it that submitted, where it told."""
+        self.told_attempt = 0
+        """The attempt of the own READY that it holds."""
+        self.told_ranks = -1
+        """How many local ranks it was told to be here, -1 where nothing was told."""
+        self.waiting = False
+        """It has not answered Withdraw yet."""
+        self.refused = False
+        self.asked = False
+        """It wants to know who arrived here."""
+
+    @property
+    def tag(self) -> int:
+        """The tag of data for the receives of its READY."""
+        return self.ready.generation << 32 | self.ready.attempt if self.ready else 0
+
+
+class Operation:
+    """One collective call. Who mutates it: matching (arrivals), admission (memory, READY), execution, ending."""
+
+    __slots__ = (
+        "absent",
+        "attempt",
+        "deadline",
+        "error",
+        "execution",
+        "fingerprint",
+        "group",
+        "holder",
+        "missing",
+        "name",
+        "opened",
+        "outstanding",
+        "peers",
+        "pinned",
+        "plan",
+        "postings",
+        "priority",
+        "queued_told",
+        "result",
+        "scratch",
+        "sendings",
+        "seq",
+        "source_readers",
+        "stamp",
+        "state",
+        "submits",
+        "times",
+        "told",
+        "unready",
+        "use",
+        "wake",
+    )
+
+    def __init__(self, group: Group, name: str, use: int, seq: int) -> None:
+        ranks = len(group.ranks)
+        self.group = group
+        self.name = name
+        self.use = use
+        self.seq = seq
+        """Place in the order of opening on this node."""
+        self.state = State.GATHERING
+        self.submits: list[Submitted | None] = [None] * ranks
+        """By place of the rank in ``group.ranks``; emptied when they are answered."""
+        self.times = [0.0] * ranks
+        self.missing = ranks
+        """Local ranks that did not submit yet."""
+        self.fingerprint: Fingerprint | None = None
+        self.plan: Plan | None = None
+        """What the fingerprint means; set at the first local submit."""
+        self.priority = 0
+        self.opened = 0.0
+        """Time of the first local submit."""
+        self.deadline = math.inf
+        self.wake = math.inf
+        """When the timer looks at this operation next."""
+        self.stamp: tuple[int, ...] = ()
+        others = len(group.members) - 1
+        self.peers = [PeerView() for _ in group.members] if others else []
+        self.absent = others
+        """Other members of which not all ranks are known to have submitted."""
+        self.unready = others
+        """Other members whose READY is not held."""
+        self.attempt = 0
+        self.told = False
+        """This node waited long and asked who arrived."""
+        self.queued_told = False
+        self.pinned = False
+        """A peer refused a withdrawal: it has begun to send, the memory must stay."""
+        self.execution: Execution | Solo | None = None
+        self.result: Allocation | None = None
+        """The result's memory in an arena of the group; None where it is small and lies in ``scratch``."""
+        self.scratch: Allocation | None = None
+        self.holder: Holder | None = None
+        """The result's memory after delivery, shared with its leases."""
+        self.postings: dict[int, Posting] = {}
+        self.sendings: dict[int, Sending] = {}
+        self.outstanding = 0
+        """Jobs, sends and cancelled receives whose completion is due."""
+        self.source_readers = 0
+        """Jobs and sends that read a client's input."""
+        self.error: AllReducedError | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What names the operation within its group."""
+        return (self.name, self.use)
+
+    @property
+    def label(self) -> str:
+        """How messages call the operation."""
+        return OperationKey(self.group.number, self.name, self.use).label()
+
+    def order(self) -> tuple[object, ...]:
+        """Return the place in the order in which memory is served.
+
+        Operations whose ranks all arrived, everywhere, come first, by stamp: these are the same on all members. Then
+        those with a stamp, then those without, in the order in which they were opened here.
+        """
+        if not self.stamp:
+            return (1, 1, (self.seq,), 0, "", 0)
+        return (1 if self.absent else 0, 0, self.stamp, self.group.number, self.name, self.use)
+
+    def arrived_ranks(self) -> tuple[int, ...]:
+        """Return the local ranks that submitted."""
+        return tuple(rank for rank, submit in zip(self.group.ranks, self.submits, strict=True) if submit is not None)
+
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Return the ranks of the group that are not known to have submitted."""
+        missing = [rank for rank, submit in zip(self.group.ranks, self.submits, strict=True) if submit is None]
+        for member, view in zip(self.group.members, self.peers, strict=False):
+            if member is not self.group.me and not view.here:
+                missing += [rank for rank in member.ranks if rank not in view.ranks]
+        return tuple(sorted(missing))

@@ -1,0 +1,59 @@
+"""What the driver needs from the native kernels, and the native ones behind it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Kernels(Protocol):
+    """Reductions: small ones at once on the calling thread, others on worker threads.
+
+    Addresses and counts are the caller's responsibility. The memory of a submitted job is the kernels' until
+    ``completed`` returned it.
+    """
+
+    def reduce(self, dtype: int, reduction: int, divisor: int, count: int, sources: Sequence[int], target: int) -> None:
+        """Reduce at once."""
+
+    def submit(
+        self,
+        job: int,
+        dtype: int,
+        reduction: int,
+        divisor: int,
+        count: int,
+        sources: Sequence[int],
+        target: int,
+        priority: int,
+    ) -> None:
+        """Queue one job; higher priority first, then in order."""
+
+    def completed(self) -> list[int]:
+        """Return the jobs that completed since the last call. Never blocks."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while completions wait."""
+
+    def close(self) -> None:
+        """Finish what runs, drop what waits, end the threads. Idempotent."""
+
+
+class NativeKernels:
+    """The C++ kernels, on a pool of worker threads.
+
+    ``threads``: 0 for as many as this process may use CPUs. ``cpus``: what they are bound to; empty: unbound.
+
+    :raises ImportError: the native module was not built or does not fit this machine.
+    """
+
+    def __init__(self, threads: int, cpus: Sequence[int] = (), nice: int = 0) -> None:
+        from allreduced.daemon.kernels import _native  # here, so that the rest of the agent is tested without it
+
+        self._pool = _native.Pool(threads or len(os.sched_getaffinity(0)), cpus, nice)
+        self.reduce = _native.reduce
+        self.submit = self._pool.submit
+        self.completed = self._pool.completed
+        self.fileno = self._pool.fileno
+        self.close = self._pool.close

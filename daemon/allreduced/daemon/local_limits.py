@@ -1,0 +1,25 @@
+"""Limits of the local plane."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLimits:
+    """What clients of one agent may ask for. Times in seconds; every field is a key of the section ``limits``."""
+
+    clients: int = 1024
+    """Connections at once."""
+    requests: int = 4096
+    """Requests in flight of one client."""
+    inline: int = 8 << 10
+    """Bytes of a tensor that travels inside its submit and done messages at most."""
+    inline_bytes: int = 64 << 20
+    """Bytes that all small inputs in flight may take together."""
+    outgoing_bytes: int = 64 << 20
+    """Bytes that wait for a client that does not read, before it is dropped."""
+    outgoing_messages: int = 1 << 16
+    """Messages that wait for a client that does not read, before it is dropped."""
+    hello_timeout: float = 5.0
+    """Time for a new connection to say hello."""

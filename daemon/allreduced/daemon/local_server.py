@@ -1,0 +1,249 @@
+"""The local plane: accepts this node's clients over a Unix socket and answers them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+
+from allreduced.core.errors import AllReducedError, AuthenticationError, LimitExceeded, to_wire
+from allreduced.core.identity import GroupKey
+from allreduced.daemon.arena_table import ArenaTable
+from allreduced.daemon.client_connection import READ_BYTES, ClientConnection
+from allreduced.daemon.client_session import ClientSession, LocalContext
+from allreduced.daemon.engine.events import GroupStarted
+from allreduced.daemon.local_limits import LocalLimits
+from allreduced.daemon.log_limit import LogLimit
+from allreduced.daemon.ports import EventSink
+from allreduced.daemon.slab import Slab
+from allreduced.daemon.socket_path import BoundSocket, bind_socket
+from allreduced.protocol.local import Refused, encode
+
+logger = logging.getLogger("allreduced.local")
+
+ACCEPT_AT_ONCE = 64
+RETRY_ACCEPT = 0.5
+
+
+def own_uid_only(uid: int) -> bool:
+    """Return whether ``uid`` is the agent's own; the default of who may attach."""
+    return uid == os.geteuid()
+
+
+class LocalServer:
+    """Serves the clients of one agent. Implements ``ports.ClientPort``.
+
+    Everything runs on the loop's thread; nothing blocks. A client that breaks the protocol, sends too much or does not
+    read is dropped with one log line, and nobody else notices.
+    """
+
+    def __init__(
+        self,
+        sink: EventSink,
+        arenas: ArenaTable,
+        *,
+        node: str,
+        incarnation: int,
+        limits: LocalLimits | None = None,
+        uid_allowed: Callable[[int], bool] = own_uid_only,
+    ) -> None:
+        self.limits = limits or LocalLimits()
+        self._log = LogLimit(logger)
+        self._slab = Slab(arenas, slot_bytes=self.limits.inline, max_bytes=self.limits.inline_bytes)
+        self._context = LocalContext(
+            sink=sink,
+            arenas=arenas,
+            slab=self._slab,
+            limits=self.limits,
+            node=node,
+            incarnation=incarnation,
+            log=self._log,
+            drop_stale=self.drop_stale,
+            forget=self._forget,
+        )
+        self._uid_allowed = uid_allowed
+        self._scratch = bytearray(READ_BYTES)
+        self._sessions: dict[int, ClientSession] = {}
+        self._bound: BoundSocket | None = None
+        self._loop: asyncio.AbstractEventLoop
+
+    @property
+    def clients(self) -> int:
+        """Connections that are open."""
+        return sum(not session.gone for session in self._sessions.values())
+
+    def is_connected(self, client: int) -> bool:
+        """Return whether the client's process still has its connection open.
+
+        Looks at the socket itself: one whose end was not noticed yet is dropped by this call, with all that follows.
+        """
+        session = self._sessions.get(client)
+        if session is None or session.gone:
+            return False
+        if session.connection.hung_up():
+            session.connection.read_to_end()
+        return not session.gone
+
+    # Listening
+
+    def listen(self, name: str, *, mode: int = 0o600) -> None:
+        """Bind the ``socket`` setting (a path, or ``@name``) and accept clients, on the running loop.
+
+        ``mode``: permissions of the socket file; 0o666 where other users may attach, whom ``uid_allowed`` then judges.
+
+        :raises ConfigError: the socket cannot be had; the message says why.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._bound = bind_socket(name, mode=mode)
+        self._loop.add_reader(self._bound.sock.fileno(), self._accept)
+
+    def stop_listening(self) -> None:
+        """Take no new connections; those that are open go on. Removes the socket file. Idempotent."""
+        bound, self._bound = self._bound, None
+        if bound is not None:
+            self._loop.remove_reader(bound.sock.fileno())
+            bound.close()
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPT_AT_ONCE):
+            if self._bound is None:
+                return
+            try:
+                sock, _ = self._bound.sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptors or no memory: the connection waits, and asking again is no use
+                self._log.warning("event=accept_failed error=%r", error.strerror)
+                self._loop.remove_reader(self._bound.sock.fileno())
+                self._loop.call_later(RETRY_ACCEPT, self._accept_again)
+                return
+            sock.setblocking(False)
+            self._take(sock)
+
+    def _accept_again(self) -> None:
+        if self._bound is not None:
+            self._loop.add_reader(self._bound.sock.fileno(), self._accept)
+
+    def _take(self, sock: socket.socket) -> None:
+        if self.clients >= self.limits.clients:
+            self._turn_away(
+                sock,
+                LimitExceeded(
+                    f"{self.limits.clients} clients are connected, the most that the agent allows",
+                    limit="limits.clients",
+                    hint="raise limits.clients",
+                ),
+            )
+            return
+        connection = ClientConnection(sock, self.limits, self._scratch)
+        if not self._uid_allowed(connection.uid):
+            self._turn_away(
+                sock,
+                AuthenticationError(
+                    f"uid {connection.uid} may not attach to this agent, which runs as uid {os.geteuid()}",
+                    hint="let the agent's owner allow this user, or start an agent of your own",
+                ),
+            )
+            return
+        client = secrets.randbits(63)
+        session = ClientSession(client, connection, self._context)
+        self._sessions[client] = session
+        connection.start(session)
+        self._loop.call_later(self.limits.hello_timeout, self._hello_due, session)
+
+    def _turn_away(self, sock: socket.socket, error: AllReducedError) -> None:
+        self._log.warning("event=client_refused reason=%r", error.message)
+        with sock:
+            try:
+                sock.send(encode(Refused(to_wire(error))))  # fits into the buffer of a fresh socket
+            except OSError as gone:
+                logger.debug("event=refused_client_gone error=%r", gone.strerror)
+
+    def _hello_due(self, session: ClientSession) -> None:
+        if not session.attached and not session.gone:
+            session.connection.close(f"said no hello within {self.limits.hello_timeout:g} s")
+
+    def drop_stale(self, key: GroupKey, but: int = -1) -> None:
+        """Let nobody be refused a rank that a dead process holds: jobs are run again faster than their end is seen."""
+        for session in tuple(self._sessions.values()):
+            if session.client != but and not session.gone and session.claims(key):
+                self.is_connected(session.client)
+
+    def _forget(self, client: int) -> None:
+        self._sessions.pop(client, None)
+
+    # ClientPort
+
+    def admitted(self, client: int, request: int, rank: int, started: GroupStarted) -> None:
+        """Send Joined."""
+        if session := self._sessions.get(client):
+            session.admitted(request, rank, started)
+
+    def failed(self, client: int, request: int, error: AllReducedError) -> None:
+        """Send RequestFailed (of a join or of an operation)."""
+        if session := self._sessions.get(client):
+            session.failed(request, error)
+
+    def delivered(
+        self,
+        client: int,
+        request: int,
+        *,
+        data: memoryview | None,
+        arena: int,
+        offset: int,
+        nbytes: int,
+        lease: int,
+        participants: tuple[int, ...],
+        algorithm: str,
+        elapsed: float,
+    ) -> None:
+        """Send Done; ``data`` is copied before this returns."""
+        if session := self._sessions.get(client):
+            session.delivered(
+                request,
+                data=data,
+                arena=arena,
+                offset=offset,
+                nbytes=nbytes,
+                lease=lease,
+                participants=participants,
+                algorithm=algorithm,
+                elapsed=elapsed,
+            )
+
+    def arena_gone(self, arena: int) -> None:
+        """Tell the clients that have the result arena that it is dropped."""
+        for session in tuple(self._sessions.values()):
+            if not session.gone:
+                session.arena_gone(arena)
+
+    def group_ended(self, clients: Sequence[int], group: int, error: AllReducedError) -> None:
+        """Send GroupEnded."""
+        for client in clients:
+            if session := self._sessions.get(client):
+                session.group_ended(group, error)
+
+    # The end
+
+    async def close(self, timeout: float = 1.0) -> None:
+        """Stop listening, wait ``timeout`` seconds at most for clients to read what waits for them, close all.
+
+        The driver still gets the events that follow from it.
+        """
+        self.stop_listening()
+        try:
+            async with asyncio.timeout(timeout):
+                for session in tuple(self._sessions.values()):
+                    await session.connection.flushed()
+        except TimeoutError:
+            self._log.warning("event=clients_did_not_read seconds=%.1f", timeout)
+        for session in tuple(self._sessions.values()):
+            session.connection.close("the agent stops", orderly=True)
+
+    def release_memory(self) -> None:
+        """Let go of the slab, after :meth:`close` and before the arenas are closed."""
+        self._slab.close()

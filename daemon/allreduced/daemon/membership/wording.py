@@ -1,0 +1,109 @@
+"""What users are told when they cannot have, or lose, a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from allreduced.core.errors import (
+    AllReducedError,
+    DeadlineExceeded,
+    InvalidArgument,
+    MismatchError,
+    PeerLost,
+    RankClaimed,
+    RankLost,
+)
+from allreduced.core.identity import GroupKey
+from allreduced.daemon.membership.gathering import Claim, sizes_by_rank
+
+_SHOWN = 16
+
+
+def outside(key: GroupKey, rank: int, size: int, most: int) -> InvalidArgument:
+    """Return the error for a rank or a size that cannot be."""
+    if not 1 <= size <= most:
+        return InvalidArgument(f"a group has 1 to {most} ranks, not {size}")
+    return InvalidArgument(
+        f"rank {rank} is outside of 0 … {size - 1}, the ranks of group {key.name!r}",
+        hint="check rank and size, or the launcher's variables (RANK, WORLD_SIZE)",
+    )
+
+
+def claimed(key: GroupKey, holder: Claim) -> RankClaimed:
+    """Return the error for a rank that ``holder`` has."""
+    return RankClaimed(
+        f"rank {holder.rank} of {_group(key)} is held by {holder.holder()}",
+        rank=holder.rank,
+        hint="two processes have one rank: check the launcher, or give the other job its own id (job=…)",
+    )
+
+
+def sizes_differ(key: GroupKey, claims: Sequence[Claim]) -> MismatchError:
+    """Return the error for claims that expect different numbers of ranks."""
+    sizes = sizes_by_rank(claims)
+    said = ", ".join(f"rank {rank} says {size}" for rank, size in list(sizes.items())[:_SHOWN])
+    return MismatchError(
+        f"the ranks of {_group(key)} expect different sizes: {said}",
+        field="size",
+        by_rank=sizes,
+        hint="start all ranks of a job with one world size; two jobs need two job ids",
+    )
+
+
+def not_gathered(key: GroupKey, size: int, missing: Sequence[int]) -> DeadlineExceeded:
+    """Return the error for a group whose ranks did not come in time."""
+    if not missing:
+        return DeadlineExceeded(
+            f"{_group(key)} did not gather in time: every rank came, but not all at one time",
+            hint="did processes of this job end, or were they started one after the other?",
+        )
+    return DeadlineExceeded(
+        f"{_group(key)} did not gather in time: rank(s) {_listed(missing)} of {size} never came",
+        missing=missing,
+        hint="are these processes started, with the same job id, and do their agents reach this one?",
+    )
+
+
+def not_formed(key: GroupKey, node: str, unreached: Sequence[str]) -> DeadlineExceeded:
+    """Return the error for a group whose agents did not agree in time."""
+    where = f"; agent {node!r} cannot reach {', '.join(unreached)}" if unreached else ""
+    return DeadlineExceeded(
+        f"{_group(key)} did not form in time, though every rank came{where}",
+        hint="every agent must reach every other one",
+    )
+
+
+def rank_lost(node: str, claims: Sequence[Claim], how: str) -> RankLost:
+    """Return the error for processes of ``node`` that are gone."""
+    who = ", ".join(f"rank {claim.rank} ({claim.holder()})" for claim in claims)
+    return RankLost(f"{who} {how}", ranks=[claim.rank for claim in claims], nodes=(node,))
+
+
+def ranks_gone(node: str, ranks: Sequence[int]) -> RankLost:
+    """Return the error for a proposal that names claims which are gone."""
+    return RankLost(f"rank(s) {_listed(ranks)} on node {node!r} are gone", ranks=ranks, nodes=(node,))
+
+
+def bound_elsewhere(node: str) -> RankLost:
+    """Return the error for a proposal that names claims which are part of another one."""
+    return RankLost(f"ranks on node {node!r} are bound to another proposal", nodes=(node,))
+
+
+def peer_lost(node: str, ranks: Sequence[int], error: AllReducedError | None) -> PeerLost:
+    """Return the error for an agent that is gone with its ranks."""
+    how = error.message if error is not None else f"agent {node!r} stopped"
+    return PeerLost(
+        f"{how}; rank(s) {_listed(ranks)} are lost with node {node!r}",
+        nodes=(node,),
+        ranks=ranks,
+        hint=error.hint if error is not None else "",
+    )
+
+
+def _group(key: GroupKey) -> str:
+    return f"group {key.name!r} of job {key.job!r}"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:_SHOWN])
+    return shown if len(ranks) <= _SHOWN else f"{shown}, … ({len(ranks)} in all)"

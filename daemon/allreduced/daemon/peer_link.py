@@ -1,0 +1,199 @@
+"""One link to a peer agent, from the moment it is authenticated to its last callback."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import enum
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+from allreduced.core.errors import AllReducedError, ProtocolError
+from allreduced.daemon.engine import events as engine_events
+from allreduced.daemon.membership import events as membership_events
+from allreduced.daemon.ports import EventSink
+from allreduced.protocol.peer import (
+    Announce,
+    Broken,
+    Form,
+    Frame,
+    Goodbye,
+    Heartbeat,
+    Left,
+    PeerTable,
+    Refuse,
+    Retract,
+    decode,
+    encode,
+)
+from allreduced.transports.base import Link, LinkEvents
+
+logger = logging.getLogger("allreduced.peers")
+
+
+class LinkSink(EventSink, Protocol):
+    """Who gets what happens to the memory of links, besides events: the driver."""
+
+    def received(self, link: Link, receive: int, offset: int, nbytes: int, tag: int) -> None:
+        """Take note that bytes landed in a posted receive."""
+
+    def receive_cancelled(self, link: Link, receive: int) -> None:
+        """Take back the memory of a cancelled receive."""
+
+    def sent(self, link: Link, send: int) -> None:
+        """Take back the memory of a send."""
+
+    def closed(self, link: Link) -> None:
+        """Take back everything that the link still has: it is over."""
+
+
+class LinkState(enum.Enum):
+    """Where a link is in its life; it only moves down this list."""
+
+    NEW = "new"
+    CANDIDATE = "candidate"
+    """Authenticated; the agent with the lower name has not chosen it (yet)."""
+    CHOSEN = "chosen"
+    """The one link of this pair: frames and data go over it."""
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to dial. ``node`` is empty where only the address is known.
+
+    ``heard``: known from other agents only, forgotten when it says goodbye. ``patience``: seconds before the first try.
+    """
+
+    address: str
+    node: str = ""
+    heard: bool = False
+    patience: float = 0.0
+
+
+class LinkOwner(abc.ABC):
+    """The peer plane, as its links see it."""
+
+    sink: LinkSink
+
+    @abc.abstractmethod
+    def introduce(self, link: PeerLink) -> None:
+        """Decide about a link that is authenticated. Called once per link, and not for one that is over already."""
+
+    @abc.abstractmethod
+    def first_frame(self, link: PeerLink) -> None:
+        """Follow the other agent, which uses a candidate and so chose it."""
+
+    @abc.abstractmethod
+    def table_received(self, link: PeerLink, table: PeerTable) -> None:
+        """Take what the peer says about whom it knows."""
+
+    @abc.abstractmethod
+    def ended(self, link: PeerLink, error: AllReducedError | None) -> None:
+        """Take note that a link is over."""
+
+
+class PeerLink(LinkEvents):
+    """Takes a link's callbacks: decodes frames and hands everything on."""
+
+    def __init__(self, owner: LinkOwner, target: Target | None = None) -> None:
+        self._owner = owner
+        self.target = target
+        """What was dialled; None for a link that came in."""
+        self.refused: AllReducedError | None = None
+        """Why this agent does not want the link, if it does not."""
+        self._sink = owner.sink
+        self._link: Link | None = None
+        self.state = LinkState.NEW
+        self.goodbye = False
+        self.address = ""
+        """Where others can dial the peer; empty until it said so."""
+        self.opened_at = 0.0
+        self.last_sent = 0.0
+        self.heard = 0.0
+        """Like the link's ``last_received``, moved on by the time that this agent itself was held up."""
+        self.settled = asyncio.Event()
+        """Set once the link is chosen or over."""
+        self.over = asyncio.Event()
+
+    @property
+    def link(self) -> Link:
+        """The transport's link; only after :meth:`open`."""
+        if self._link is None:
+            raise RuntimeError("the link is not open yet")
+        return self._link
+
+    @property
+    def node(self) -> str:
+        """The peer's name."""
+        return self.link.peer.node
+
+    @property
+    def incarnation(self) -> int:
+        """The peer's start."""
+        return self.link.peer.incarnation
+
+    def open(self, link: Link) -> None:
+        """Take note of the authenticated link; further calls do nothing."""
+        if self._link is not None:
+            return
+        self._link = link
+        self.state = LinkState.CANDIDATE
+        self.opened_at = self.last_sent = self.heard = self._sink.now()
+        self._owner.introduce(self)
+
+    def send(self, frame: Frame) -> None:
+        """Send a control frame; dropped where the link is over."""
+        if self.state is not LinkState.OVER:
+            self.last_sent = self._sink.now()
+            self.link.send_control(encode(frame))
+
+    def silence(self, now: float) -> float:
+        """Return for how many seconds nothing was heard, less what this agent was held up."""
+        return now - max(self.heard, self.link.last_received)
+
+    def forgive(self, seconds: float) -> None:
+        """Do not charge the peer for ``seconds`` in which this agent did not run."""
+        self.heard = max(self.heard, self.link.last_received) + seconds
+
+    # LinkEvents
+
+    def control_received(self, link: Link, payload: bytes) -> None:  # noqa: D102 - see LinkEvents
+        self.open(link)
+        if self.state is LinkState.OVER:
+            return
+        try:
+            frame = decode(payload)
+        except ProtocolError as error:
+            logger.warning("event=bad_frame node=%s error=%r", self.node, error.message)
+            link.abort(error)
+            return
+        if self.state is LinkState.CANDIDATE:
+            self._owner.first_frame(self)
+        match frame:
+            case Heartbeat():
+                pass
+            case Goodbye():
+                self.goodbye = True
+            case PeerTable():
+                self._owner.table_received(self, frame)
+            case Announce() | Retract() | Refuse() | Form() | Broken() | Left():
+                self._sink.membership_event(membership_events.FrameArrived(self.node, frame))
+            case _:
+                self._sink.engine_event(engine_events.FrameArrived(self.node, frame))
+
+    def received(self, link: Link, receive: int, offset: int, nbytes: int, tag: int) -> None:  # noqa: D102
+        self._sink.received(link, receive, offset, nbytes, tag)
+
+    def receive_cancelled(self, link: Link, receive: int) -> None:  # noqa: D102
+        self._sink.receive_cancelled(link, receive)
+
+    def sent(self, link: Link, send: int) -> None:  # noqa: D102
+        self._sink.sent(link, send)
+
+    def closed(self, link: Link, error: AllReducedError | None) -> None:  # noqa: D102
+        self._link = link
+        self._owner.ended(self, error)
+        self._sink.closed(link)
+        self.over.set()

@@ -1,0 +1,144 @@
+"""Where the agent's Unix socket is: checks before binding, binding, and taking it away again."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from allreduced.core.addresses import parse_socket
+from allreduced.core.errors import ConfigError
+
+_SETTING = "agent.socket"
+
+
+class BoundSocket:
+    """A bound listening socket and the file behind it."""
+
+    def __init__(self, sock: socket.socket, name: str, file: tuple[int, int] | None) -> None:
+        self.sock = sock
+        self.name = name
+        self._file = file
+
+    def close(self) -> None:
+        """Stop listening and remove the file, unless another agent put its own there. Idempotent."""
+        self.sock.close()
+        file, self._file = self._file, None
+        if file is None:
+            return
+        with suppress(OSError):  # gone, or its folder is: nothing is left behind, which is all that is wanted
+            if _identity(os.lstat(self.name)) == file:
+                Path(self.name).unlink()
+
+
+def bind_socket(name: str, *, mode: int = 0o600, backlog: int = 256) -> BoundSocket:
+    """Bind the ``socket`` setting and listen. A missing last folder of the path is made, a dead socket replaced.
+
+    Does not block.
+
+    :raises ConfigError: the path is too long; something that is not ours or not a socket is there; a live agent
+        answers there; or the system refuses. The message says which.
+    """
+    address = parse_socket(name, path=_SETTING)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        if address.abstract:
+            try:
+                sock.bind(address.sockaddr)
+            except OSError as error:
+                raise _bind_error(name, error) from error
+            sock.listen(backlog)
+            return BoundSocket(sock, name, None)
+        with _locked_folder(name):
+            prepare_socket_path(name)
+            try:
+                sock.bind(address.sockaddr)
+                Path(name).chmod(mode)  # before listen: nobody can connect in between
+                file = _identity(os.lstat(name))
+                sock.listen(backlog)
+            except OSError as error:
+                raise _bind_error(name, error) from error
+        return BoundSocket(sock, name, file)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def prepare_socket_path(name: str) -> None:
+    """Make sure that a socket can be bound at the path ``name``; remove a socket there that no agent serves any more.
+
+    :raises ConfigError: something is there that must not be touched, or a live agent answers there.
+    """
+    try:
+        found = os.lstat(name)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _bind_error(name, error) from error
+    if not stat.S_ISSOCK(found.st_mode):
+        raise ConfigError(
+            f"{name} exists and is not a socket", path=_SETTING, hint="move it away or choose another path"
+        )
+    if found.st_uid != os.geteuid():
+        raise ConfigError(
+            f"the socket {name} belongs to uid {found.st_uid}, this agent runs as uid {os.geteuid()}",
+            path=_SETTING,
+            hint="choose another path, or let the owner remove it",
+        )
+    if _answers(name):
+        raise ConfigError(
+            f"an agent answers at {name} already",
+            path=_SETTING,
+            hint="stop it first, or choose another path for this one",
+        )
+    with suppress(FileNotFoundError):
+        Path(name).unlink()
+
+
+def _answers(name: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as probe:
+        code = probe.connect_ex(name)
+    # A full backlog (EAGAIN) and even a refused access (EACCES) mean that somebody is or may be there.
+    return code not in (errno.ECONNREFUSED, errno.ENOENT)
+
+
+@contextmanager
+def _locked_folder(name: str) -> Iterator[None]:
+    """Keep two agents that start at once from removing each other's fresh socket."""
+    folder = Path(name).parent
+    try:
+        folder.mkdir(mode=0o755, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _bind_error(name, error) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"another agent starts at {name} right now", path=_SETTING, hint="choose another path for this one"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _bind_error(name: str, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"an agent listens at {name} already", path=_SETTING, hint="stop it first, or choose another name"
+        )
+    return ConfigError(
+        f"no socket can be made at {name}: {error.strerror}",
+        path=_SETTING,
+        hint="check that the folder exists and that this user may write there, or choose another path",
+    )
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return (found.st_dev, found.st_ino)

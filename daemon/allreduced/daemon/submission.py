@@ -1,0 +1,97 @@
+"""Whether a submit makes sense, decided from the message and the group alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from allreduced.core.dtypes import DType
+from allreduced.core.errors import InvalidArgument
+from allreduced.core.reductions import Reduction, parse_reduction
+from allreduced.protocol.local import Submit
+from allreduced.protocol.peer import Fingerprint
+
+MAX_TENSOR = 1 << 50
+"""Bytes of one operation at most: far above any memory, and far from where 64-bit sums of offsets wrap."""
+
+_DTYPES = {int(dtype): dtype for dtype in DType}
+_REDUCTIONS = {int(reduction): reduction for reduction in Reduction}
+_REDUCING = ("all_reduce", "all_reduce_many")
+KINDS = (*_REDUCING, "broadcast", "barrier")
+"""The kinds of operations that there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldGroup:
+    """A formed group, as one client holds it. ``default_deadline``: seconds, for operations that name none."""
+
+    group: int
+    rank: int
+    size: int
+    default_deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A submit that makes sense. ``nbytes``: of the input that this rank gives, 0 where it gives none."""
+
+    fingerprint: Fingerprint
+    nbytes: int
+
+
+def check_submit(message: Submit, held: HeldGroup, inline_limit: int) -> Submission:
+    """Return what the message asks for.
+
+    Whether its arena is the client's own and large enough is not looked at here.
+
+    :raises InvalidArgument: kind, dtype, reduction, count, root or input do not fit together; the message says what
+        there is.
+    """
+    kind, count, root = message.kind, message.count, message.root
+    dtype = _DTYPES.get(message.dtype)
+    if dtype is None:
+        raise InvalidArgument(f"dtype {message.dtype} is not known; there are {_listed(_DTYPES)}")
+    reduction = _REDUCTIONS.get(message.op)
+    if reduction is None:
+        raise InvalidArgument(f"reduction {message.op} is not known; there are {_listed(_REDUCTIONS)}")
+    if kind not in KINDS:
+        raise InvalidArgument(f"operation {kind!r} is not known; there are {', '.join(KINDS)}")
+    nbytes = count * dtype.itemsize
+    if nbytes > MAX_TENSOR:
+        raise InvalidArgument(f"{count} elements of {dtype.label} are more than any agent can reduce")
+    if kind in _REDUCING:
+        if reduction is Reduction.MEAN or reduction is Reduction.COPY:
+            parse_reduction(reduction.label, dtype)
+    elif kind == "barrier":
+        if count:
+            raise InvalidArgument(f"a barrier has no elements, not {count}")
+    elif reduction is not Reduction.COPY:
+        raise InvalidArgument(f"a broadcast does not reduce; op {reduction.label} cannot be given")
+    if kind == "broadcast":
+        if not 0 <= root < held.size:
+            raise InvalidArgument(f"root {root} is outside the group, which has ranks 0 to {held.size - 1}")
+        if root != held.rank:
+            nbytes = 0
+    elif root != -1:
+        raise InvalidArgument(f"operation {kind} has no root, not {root}")
+    _check_input(message, nbytes, inline_limit)
+    fingerprint = Fingerprint(kind, message.dtype, message.op, message.shape, count, root, message.algorithm)
+    return Submission(fingerprint, nbytes)
+
+
+def _check_input(message: Submit, nbytes: int, inline_limit: int) -> None:
+    payload = message.payload
+    ways = (payload is not None) + (message.arena >= 0) + message.upload
+    if ways > 1:
+        raise InvalidArgument("an input comes in the message, in an arena or in pieces, not in several ways at once")
+    if nbytes and not ways:
+        raise InvalidArgument(f"{nbytes} bytes of input are missing")
+    if payload is None:
+        return
+    if len(payload) != nbytes:
+        raise InvalidArgument(f"the input has {len(payload)} bytes, {nbytes} were expected")
+    if nbytes > inline_limit:
+        raise InvalidArgument(f"an input of {nbytes} bytes is over the inline limit of {inline_limit}; use an arena")
+
+
+def _listed(table: dict[int, DType] | dict[int, Reduction]) -> str:
+    return ", ".join(f"{code} ({value.label})" for code, value in table.items())

@@ -1,0 +1,10 @@
+"""The smallest program. Run it with `allreduced run --ranks-per-node 4 -- python examples/hello.py`, or torchrun."""
+
+import numpy as np
+
+from allreduced.client import connect
+
+with connect() as comm:
+    x = np.full(5, comm.rank + 1, dtype="float32")
+    total = comm.all_reduce(x, op="sum")
+    print(f"rank {comm.rank} of {comm.size}: {total}")

@@ -1,0 +1,109 @@
+"""Real agent processes for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from allreduced.core.errors import AllReducedError, from_wire
+
+START_SECONDS = 60.0
+STOP_SECONDS = 60.0
+
+
+@dataclass
+class AgentProcess:
+    """An agent that is ready."""
+
+    node: str
+    socket: str
+    listen: str
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+
+    def kill(self) -> None:
+        """End it as the kernel does when memory runs out."""
+        self.process.kill()
+        self.process.wait(STOP_SECONDS)
+
+    def stop(self) -> int:
+        """Ask it to stop; return its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Return its exit status once it has ended by itself."""
+        return self.process.wait(STOP_SECONDS)
+
+    def logged(self) -> str:
+        """Return what it wrote to standard error so far."""
+        return Path(self.log.name).read_text()
+
+
+class NotStarted(Exception):
+    """An agent said why it did not start: ``error``, its exit ``status`` and what it wrote."""
+
+    def __init__(self, error: AllReducedError | None, status: int, stderr: str) -> None:
+        super().__init__(f"{error} status={status} stderr={stderr}")
+        self.error = error
+        self.status = status
+        self.stderr = stderr
+
+
+StartAgent = Callable[..., AgentProcess]
+
+
+def start_process(node: str, arguments: tuple[str, ...], environment: dict[str, str], log: IO[bytes]) -> AgentProcess:
+    """Start an agent and return it when it is ready.
+
+    :raises NotStarted: it ended instead.
+    """
+    name = f"@allreduced-test-{secrets.token_hex(8)}"
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("ALLREDUCED_", "XDG_RUNTIME"))}
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as ready:
+        try:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "allreduced.cli.main", "agent"),
+                    *("--node", node, "--socket", name, "--ready-fd", str(writing)),
+                    *arguments,
+                ],
+                pass_fds=[writing],
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+                env=clean | environment,
+            )
+        finally:
+            os.close(writing)
+        readable, _, _ = select.select([ready], [], [], START_SECONDS)
+        line = ready.readline() if readable else b""
+    answer = json.loads(line) if line else {}
+    if answer.get("ready") is not True:
+        if not readable:
+            process.kill()
+        status = process.wait(STOP_SECONDS)
+        code, message, hint, facts = answer.get("error", ("internal", "no ready line", "", {}))
+        raise NotStarted(from_wire((code, message, hint, facts)), status, Path(log.name).read_text())
+    return AgentProcess(node, answer["socket"], answer["listen"], process, log)
+
+
+def end_processes(started: list[AgentProcess]) -> None:
+    """End all agents that still run, by force if need be."""
+    for agent in started:
+        if agent.process.poll() is None:
+            agent.process.send_signal(signal.SIGTERM)
+    for agent in started:
+        try:
+            agent.process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            agent.kill()

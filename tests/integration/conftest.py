@@ -1,0 +1,36 @@
+"""Starts real agents, and ends them whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+from tests.integration.agents import AgentProcess, StartAgent, end_processes, start_process
+
+
+@pytest.fixture
+def start_agent() -> Iterator[StartAgent]:
+    """Return a function that starts an agent ``(node, *arguments, **environment)`` and waits until it is ready."""
+    started: list[AgentProcess] = []
+    with contextlib.ExitStack() as stack:
+
+        def start(node: str, *arguments: str, **environment: str) -> AgentProcess:
+            log = stack.enter_context(tempfile.NamedTemporaryFile(prefix=f"pytest-{node}-", suffix=".log"))
+            agent = start_process(node, arguments, environment, log)
+            started.append(agent)
+            return agent
+
+        stack.callback(end_processes, started)
+        yield start
+
+
+@pytest.fixture
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

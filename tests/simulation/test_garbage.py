@@ -1,0 +1,110 @@
+"""Peers and drivers that say anything: the engine never raises, and what it owes its clients still comes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from tests.simulation.cluster import Cluster, fingerprint
+from tests.simulation.workload import over_seeds, plan, random_layouts, random_limits, submit_all
+
+from allreduced.core.errors import ProtocolError, to_wire
+from allreduced.core.reductions import Reduction
+from allreduced.daemon.engine.events import (
+    ArenaFailed,
+    ArenaReady,
+    ClientGone,
+    FrameArrived,
+    GroupBroken,
+    LeasesReturned,
+    RanksLeft,
+    ReceiveCancelled,
+    Received,
+    Reduced,
+    Sent,
+    TimePassed,
+)
+from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER
+from allreduced.protocol.peer import (
+    Abort,
+    Arrived,
+    Grant,
+    MoreGrants,
+    OperationFrame,
+    Queued,
+    Ready,
+    Withdraw,
+    Withdrawn,
+)
+
+
+def _frame(rng: random.Random, cluster: Cluster) -> OperationFrame:
+    """Return a frame that fits the field types and nothing else, or a real one with a field changed."""
+    if cluster.network.frames and rng.random() < 0.6:
+        frame = rng.choice(cluster.network.frames)[2]
+        if rng.random() < 0.5:
+            return frame
+        if isinstance(frame, Ready | MoreGrants | Withdraw | Withdrawn):
+            return replace(frame, attempt=rng.randint(0, 4))
+        return replace(frame, use=rng.randint(0, 4))
+    head = (rng.randint(1, 4), rng.choice((1, 1, 1, 2)), rng.choice(("", "a", "b", "z")), rng.randint(0, 3))
+    small = rng.randint(0, 3)
+    grants = tuple(
+        Grant(rng.randint(0, 50), rng.randint(0, 2), rng.randint(0, 3), rng.randint(0, 9), rng.randint(0, 9), b"1")
+        for _ in range(small)
+    )
+    known = fingerprint(count=rng.choice((0, 16, 97)), op=rng.choice((Reduction.SUM, Reduction.MEAN)))
+    stamp = rng.choice(((), (0, 5, 0), (1, 2), (-5, 1 << 60, 7)))
+    return rng.choice(
+        (
+            Ready(*head, small, known, stamp, grants),
+            MoreGrants(*head, small, grants),
+            Withdraw(*head, small),
+            Withdrawn(*head, small, rng.random() < 0.5),
+            Queued(*head, stamp),
+            Arrived(*head, (small, 99)),
+            Abort(*head, to_wire(ProtocolError("no"))),
+        )
+    )
+
+
+def _disturb(rng: random.Random, cluster: Cluster) -> None:
+    node = rng.choice(list(cluster.nodes.values()))
+    others = [*cluster.nodes, "stranger"]
+    number = rng.randint(1, 200)
+    event = rng.choice(
+        (
+            FrameArrived(rng.choice(others), _frame(rng, cluster)),
+            FrameArrived(rng.choice(others), _frame(rng, cluster)),
+            FrameArrived(rng.choice(others), _frame(rng, cluster)),
+            Received(number, rng.randint(-1, 99), rng.randint(-1, 99), rng.choice((0, (1 << 32) + 1))),
+            TimePassed(),
+            LeasesReturned(rng.randint(1000, 1003), (number,)),
+            ClientGone(1),
+            ReceiveCancelled(1_000_000 + number),
+            Sent(1_000_000 + number),
+            Reduced(1_000_000 + number),
+            ArenaReady(FIRST_ENGINE_BUFFER + 1_000_000),
+            ArenaFailed(FIRST_ENGINE_BUFFER + 1_000_000, ProtocolError("x")),
+            RanksLeft(9, (1,)),
+            GroupBroken(9, ProtocolError("x")),
+        )
+    )
+    node.tell(event)
+
+
+@over_seeds(100)
+def test_nonsense_is_survived(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = Cluster(seed, random_layouts(rng), random_limits(rng))
+    requests = submit_all(cluster, rng, plan(cluster, rng, 8), deadline=2.0)
+    for _ in range(rng.choice((3, 60))):
+        cluster.agenda.at(rng.random() * 30e-3, lambda: _disturb(rng, cluster))
+    cluster.agenda.run()
+    for found in requests.values():
+        assert all(len(request.answers) == 1 for request in found)
+    for number in cluster.groups:
+        for node in cluster.nodes.values():
+            node.tell(GroupBroken(number, ProtocolError("over")))
+    cluster.run()
+    cluster.close()

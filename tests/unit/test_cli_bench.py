@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from allreduced.cli.measure import Array, Sweep, bus_factor, input_of, measure, result_of
+from allreduced.cli.table import Column, Table
+from allreduced.client import Communicator
+
+SWEEP = Sweep(
+    collective="all_reduce",
+    dtype="float32",
+    op="sum",
+    begin=8,
+    end=64,
+    factor=2,
+    warmup=1,
+    iterations=2,
+    view=False,
+    check=True,
+)
+
+
+class Alone:
+    """A communicator of one rank; ``spoil`` elements of each result are wrong."""
+
+    def __init__(self, spoil: int = 0) -> None:
+        self.rank, self.size = 0, 1
+        self.calls = 0
+        self._spoil = spoil
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
+        return np.empty(shape, dtype)
+
+    def barrier(self) -> None:
+        pass
+
+    def all_reduce(self, x: Array, *, op: str, view: bool = False) -> Array:
+        self.calls += x.dtype == np.float32
+        result = np.array(x)
+        if x.dtype == np.float32:
+            result[: self._spoil] = np.float32(-1)
+        return result
+
+
+def run(comm: Alone, sweep: Sweep) -> list[tuple[int, int, int | None]]:
+    return [(row.nbytes, row.count, row.wrong) for row in measure(cast(Communicator, comm), sweep)]
+
+
+def test_sizes_double_and_every_result_is_checked() -> None:
+    comm = Alone()
+    assert run(comm, SWEEP) == [(8, 2, 0), (16, 4, 0), (32, 8, 0), (64, 16, 0)]
+    assert comm.calls == 4 * (1 + 2 + 1)
+
+
+def test_wrong_elements_are_counted() -> None:
+    assert run(Alone(spoil=3), SWEEP) == [(8, 2, 2), (16, 4, 3), (32, 8, 3), (64, 16, 3)]
+    assert run(Alone(spoil=3), replace(SWEEP, check=False))[0] == (8, 2, None)
+
+
+def test_sizes_below_an_element_are_measured_once() -> None:
+    assert list(replace(SWEEP, begin=0, end=8).counts()) == [0, 1, 2]
+    assert list(replace(SWEEP, begin=8, end=8).counts()) == [2]
+
+
+def test_busbw_is_defined_as_in_nccl_tests() -> None:
+    assert bus_factor("all_reduce", 4) == 1.5
+    assert bus_factor("all_reduce", 1) == 0.0
+    assert bus_factor("broadcast", 4) == 1.0
+
+
+DEFINED = [
+    (op, dtype)
+    for op in ("sum", "mean", "prod", "min", "max")
+    for dtype in ("float32", "float64", "int32", "int64")
+    if not (op == "mean" and dtype.startswith("int"))
+]
+
+
+@pytest.mark.parametrize(("op", "dtype"), DEFINED)
+def test_expected_results_are_those_of_numpy(op: str, dtype: str) -> None:
+    sweep = replace(SWEEP, op=op, dtype=dtype)
+    inputs = np.stack([input_of(rank, 5, 100, sweep) for rank in range(5)])
+    expected = getattr(np, op)(inputs, axis=0, **({} if op in ("min", "max") else {"dtype": dtype}))
+    found = result_of(5, 100, sweep)
+    assert found.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_broadcast_gives_everybody_the_input_of_rank_0() -> None:
+    sweep = replace(SWEEP, collective="broadcast")
+    np.testing.assert_array_equal(result_of(4, 50, sweep), input_of(0, 4, 50, sweep))
+
+
+def test_columns_are_aligned_under_their_headings() -> None:
+    table = Table([Column("size", "(B)", 8), Column("time", "(us)", 8)])
+    assert table.heading() == "#   size    time\n#    (B)    (us)"
+    assert table.row(["64", "1.5"]) == "      64     1.5"

@@ -1,0 +1,562 @@
+"""The driver turns actions into calls of links, kernels, arenas and clients, and their answers into events."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from allreduced.core.dtypes import DType
+from allreduced.core.errors import AgentUnavailable, AllReducedError, InternalError, InvalidArgument
+from allreduced.core.identity import GroupKey, Member
+from allreduced.core.reductions import Reduction
+from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
+from allreduced.daemon.driver import AT_ONCE, Driver
+from allreduced.daemon.engine import actions, events
+from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER as RESULT
+from allreduced.daemon.engine.region import Region
+from allreduced.daemon.membership import actions as membership_actions
+from allreduced.daemon.membership import events as membership_events
+from allreduced.protocol.peer import Announce, Fingerprint, Frame, Grant, MoreGrants, Ready, Withdraw
+from allreduced.transports.base import Link, LinkStats, PeerIdentity
+
+GROUP = 11
+PRIVATE = RESULT + 1
+FINGERPRINT = Fingerprint("all_reduce", 1, 1, "(4,)", 4, -1, "")
+
+
+@dataclass
+class Script:
+    """A pure part that answers each event with what the test says, and remembers the events."""
+
+    answer: Callable[[object], Sequence[object]] = lambda event: ()
+    events: list[object] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def handle(self, event: object, now: float) -> list[object]:
+        self.events.append(event)
+        self.times.append(now)
+        self.changed.set()
+        return list(self.answer(event))
+
+    async def saw(self, event: object) -> None:
+        async with asyncio.timeout(10):
+            while event not in self.events:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+class FakeKernels:
+    """Sums float32 with NumPy; queued jobs complete when the test says so."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.queued: list[tuple[int, int]] = []
+        self._done: list[int] = []
+        self.at_once = 0
+        self.fails = False
+
+    def reduce(self, dtype: int, reduction: int, divisor: int, count: int, sources: Sequence[int], target: int) -> None:
+        if self.fails:
+            raise ValueError("unknown reduction")
+        self.at_once += 1
+
+    def submit(
+        self,
+        job: int,
+        dtype: int,
+        reduction: int,
+        divisor: int,
+        count: int,
+        sources: Sequence[int],
+        target: int,
+        priority: int,
+    ) -> None:
+        self.queued.append((job, priority))
+
+    def complete(self, job: int) -> None:
+        self._done.append(job)
+        os.eventfd_write(self._descriptor, 1)
+
+    def completed(self) -> list[int]:
+        os.eventfd_read(self._descriptor)
+        done, self._done = self._done, []
+        return done
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class FakeLink(Link):
+    """Records calls; the test calls the driver back."""
+
+    def __init__(self, node: str) -> None:
+        self.peer = PeerIdentity(node, 1)
+        self.initiator = True
+        self.remote_address = self.local_address = "fake://"
+        self.stats = LinkStats()
+        self.last_received = 0.0
+        self.posted: dict[int, memoryview] = {}
+        self.sends: dict[int, tuple[bytes, int, memoryview, int, int]] = {}
+        self.calls: list[tuple[str, int]] = []
+
+    def send_control(self, payload: bytes) -> None:
+        raise NotImplementedError
+
+    def post_receive(self, receive: int, buffer: memoryview) -> bytes:
+        self.posted[receive] = buffer
+        return b"token%d" % receive
+
+    def cancel_receive(self, receive: int) -> None:
+        self.calls.append(("cancel_receive", receive))
+
+    def send(
+        self, send: int, token: bytes, offset: int, buffer: memoryview, *, tag: int = 0, priority: int = 0
+    ) -> None:
+        self.sends[send] = (token, offset, buffer, tag, priority)
+
+    def cancel_send(self, send: int) -> None:
+        self.calls.append(("cancel_send", send))
+
+    def abort(self, error: AllReducedError) -> None:
+        raise NotImplementedError
+
+    async def close(self, timeout: float) -> None:
+        raise NotImplementedError
+
+
+class FakePeers:
+    def __init__(self) -> None:
+        self.links: dict[str, Link] = {}
+        self.frames: list[tuple[str, Frame]] = []
+
+    def send_frame(self, node: str, frame: Frame) -> None:
+        self.frames.append((node, frame))
+
+    def link(self, node: str) -> Link | None:
+        return self.links.get(node)
+
+
+class FakeClients:
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+
+    def admitted(self, client: int, request: int, rank: int, started: events.GroupStarted) -> None:
+        self.told.append(("admitted", client, request, rank, started.group))
+
+    def failed(self, client: int, request: int, error: AllReducedError) -> None:
+        self.told.append(("failed", client, request, type(error)))
+
+    def delivered(
+        self,
+        client: int,
+        request: int,
+        *,
+        data: memoryview | None,
+        arena: int,
+        offset: int,
+        nbytes: int,
+        lease: int,
+        participants: tuple[int, ...],
+        algorithm: str,
+        elapsed: float,
+    ) -> None:
+        copied = bytes(data) if data is not None else None
+        self.told.append(("delivered", client, request, copied, arena, offset, nbytes, lease, algorithm))
+
+    def arena_gone(self, arena: int) -> None:
+        self.told.append(("arena_gone", arena))
+
+    def group_ended(self, clients: Sequence[int], group: int, error: AllReducedError) -> None:
+        self.told.append(("group_ended", tuple(clients), group, type(error)))
+
+
+@dataclass
+class Rig:
+    engine: Script
+    membership: Script
+    kernels: FakeKernels
+    arenas: ArenaTable
+    peers: FakePeers
+    clients: FakeClients
+    driver: Driver
+
+    async def buffers(self) -> None:
+        """Make a result arena of the group and a private one."""
+        self.do(actions.CreateArena(RESULT, GROUP, 1 << 18), actions.CreateArena(PRIVATE, 0, 1 << 12))
+        await self.engine.saw(events.ArenaReady(RESULT))
+        await self.engine.saw(events.ArenaReady(PRIVATE))
+        self.engine.events.clear()
+
+    def do(self, *todo: actions.Action) -> None:
+        """Have the engine ask for these actions."""
+        waiting = [list(todo)]
+        before = self.engine.answer
+        self.engine.answer = lambda event: waiting.pop() if waiting else before(event)
+        self.driver.engine_event(events.TimePassed())
+        self.engine.answer = before
+        self.engine.events.remove(events.TimePassed())
+
+    def link(self, node: str) -> FakeLink:
+        link = FakeLink(node)
+        self.peers.links[node] = link
+        return link
+
+    def form(self, group: int = GROUP) -> events.GroupStarted:
+        member = Member("n0", 1, (0, 1))
+        started = events.GroupStarted(group, GroupKey(0, "j", "world"), 1, 1 << 20, (member,), 0, {0: 100, 1: 101})
+        self.membership.answer = lambda event: [
+            membership_actions.TellEngine(started),
+            membership_actions.Admit(100, 1, 0, started),
+        ]
+        self.driver.membership_event(membership_events.TimePassed())
+        self.membership.answer = lambda event: ()
+        return started
+
+
+@asynccontextmanager
+async def rigged() -> AsyncIterator[Rig]:
+    engine, membership, kernels, peers, clients = Script(), Script(), FakeKernels(), FakePeers(), FakeClients()
+    arenas = ArenaTable(ArenaLimits.from_total(1 << 24))
+    driver = Driver(engine, membership, kernels, arenas)  # type: ignore[arg-type] # the script takes any event
+    driver.attach(clients, peers)
+    driver.start()
+    yield Rig(engine, membership, kernels, arenas, peers, clients, driver)
+    driver.close()
+    kernels.close()
+    for link in peers.links.values():
+        if isinstance(link, FakeLink):
+            link.posted.clear()
+            link.sends.clear()
+    await arenas.close()
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async with rigged() as rig:
+        yield rig
+
+
+def submitted(request: int = 1, client: int = 100) -> events.Submitted:
+    return events.Submitted(client, request, GROUP, 0, "", FINGERPRINT, None, 1e9, 0)
+
+
+def reduce(job: int, nbytes: int, target: Region | None = None) -> actions.Reduce:
+    region = target or Region(RESULT, 0, nbytes)
+    return actions.Reduce(job, DType.FLOAT32, Reduction.SUM, 1, nbytes // 4, (region,), region, 3)
+
+
+async def test_events_wait_until_the_actions_of_the_one_before_are_done(rig: Rig) -> None:
+    await rig.buffers()
+    order: list[str] = []
+
+    def answer(event: object) -> Sequence[object]:
+        order.append(type(event).__name__)
+        if isinstance(event, events.ClientGone):
+            return [reduce(1, 8), actions.Fail(100, 1, InvalidArgument("no"))]
+        return ()
+
+    rig.driver.engine_event(submitted())
+    rig.engine.answer = answer
+    rig.driver.engine_event(events.ClientGone(5))
+    assert order == ["ClientGone", "Reduced"]
+    assert rig.clients.told == [("failed", 100, 1, InvalidArgument)]
+    assert rig.engine.events[-2:] == [events.ClientGone(5), events.Reduced(1)]
+
+
+async def test_small_reductions_run_at_once_and_others_in_the_pool(rig: Rig) -> None:
+    await rig.buffers()
+    rig.do(reduce(1, AT_ONCE // 2), reduce(2, AT_ONCE // 2 + 4))
+    assert rig.kernels.at_once == 1
+    assert rig.kernels.queued == [(2, 3)]
+    assert rig.engine.events == [events.Reduced(1)]
+    rig.kernels.complete(2)
+    await rig.engine.saw(events.Reduced(2))
+
+
+async def test_native_kernels_reduce_the_memory_of_the_arenas() -> None:
+    native = pytest.importorskip("allreduced.daemon.kernels._native")
+    del native
+    from allreduced.daemon.kernel_port import NativeKernels
+
+    engine, membership, kernels = Script(), Script(), NativeKernels(1)
+    arenas = ArenaTable(ArenaLimits.from_total(1 << 24))
+    driver = Driver(engine, membership, kernels, arenas)  # type: ignore[arg-type] # the script takes any event
+    driver.attach(FakeClients(), FakePeers())
+    driver.start()
+    rig = Rig(engine, membership, FakeKernels(), arenas, FakePeers(), FakeClients(), driver)
+    rig.kernels.close()
+    await rig.buffers()
+    count = 1 << 15
+    first, second = Region(RESULT, 0, 4 * count), Region(RESULT, 4 * count, 4 * count)
+    for value, region in ((1.5, first), (2.0, second)):
+        with arenas.view(region) as view:
+            np.frombuffer(view, np.float32)[:] = value
+    rig.do(actions.Reduce(1, DType.FLOAT32, Reduction.MEAN, 2, count, (first, second), first, 0))
+    await engine.saw(events.Reduced(1))
+    rig.do(actions.Reduce(2, DType.FLOAT32, Reduction.SUM, 1, 4, (first, second), Region(PRIVATE, 0, 16), 0))
+    await engine.saw(events.Reduced(2))
+    with arenas.view(first) as view, arenas.view(Region(PRIVATE, 0, 16)) as small:
+        assert np.all(np.frombuffer(view, np.float32) == 1.75)
+        assert np.all(np.frombuffer(small, np.float32) == 3.75)
+    driver.close()
+    kernels.close()
+    await arenas.close()
+
+
+async def test_grants_carry_the_tokens_of_their_posted_receives(rig: Rig) -> None:
+    await rig.buffers()
+    link = rig.link("n1")
+    grants = (Grant(5, 0, 1, 2, 3, b""), Grant(6, 0, 1, 5, 1, b""))
+    ready = Ready(GROUP, 1, "x", 0, 1, FINGERPRINT, (0, 1, 0), grants)
+    withdraw = Withdraw(GROUP, 1, "x", 0, 1)
+    rig.do(
+        actions.PostReceive(5, "n1", Region(RESULT, 0, 64)),
+        actions.PostReceive(6, "n1", Region(RESULT, 64, 32)),
+        actions.SendFrame("n1", ready),
+        actions.SendFrame("n1", MoreGrants(GROUP, 1, "x", 0, 1, grants[1:])),
+        actions.SendFrame("n1", withdraw),
+    )
+    filled = (Grant(5, 0, 1, 2, 3, b"token5"), Grant(6, 0, 1, 5, 1, b"token6"))
+    assert rig.peers.frames == [
+        ("n1", Ready(GROUP, 1, "x", 0, 1, FINGERPRINT, (0, 1, 0), filled)),
+        ("n1", MoreGrants(GROUP, 1, "x", 0, 1, filled[1:])),
+        ("n1", withdraw),
+    ]
+    assert [len(buffer) for buffer in link.posted.values()] == [64, 32]
+
+
+async def test_a_receive_is_over_with_its_last_byte_and_its_cancel_is_answered(rig: Rig) -> None:
+    await rig.buffers()
+    link = rig.link("n1")
+    rig.do(actions.PostReceive(5, "n1", Region(RESULT, 0, 64)))
+    rig.driver.received(link, 5, 32, 32, 9)
+    rig.driver.received(link, 5, 0, 32, 9)
+    assert rig.engine.events == [events.Received(5, 32, 32, 9), events.Received(5, 0, 32, 9)]
+    rig.do(actions.CancelReceive(5, "n1"))
+    assert link.calls == []
+    assert rig.engine.events[-1] == events.ReceiveCancelled(5)
+
+
+async def test_a_cancelled_receive_is_reported_when_the_link_says_so(rig: Rig) -> None:
+    await rig.buffers()
+    link = rig.link("n1")
+    rig.do(actions.PostReceive(5, "n1", Region(RESULT, 0, 64)), actions.CancelReceive(5, "n1"))
+    assert link.calls == [("cancel_receive", 5)]
+    assert rig.engine.events == []
+    rig.driver.receive_cancelled(link, 5)
+    assert rig.engine.events == [events.ReceiveCancelled(5)]
+
+
+async def test_a_send_is_over_when_the_link_says_so(rig: Rig) -> None:
+    await rig.buffers()
+    link = rig.link("n1")
+    rig.do(actions.Send(8, "n1", b"t", 128, Region(RESULT, 16, 32), 77, 2), actions.CancelSend(8, "n1"))
+    token, offset, buffer, tag, priority = link.sends[8]
+    assert (token, offset, len(buffer), tag, priority) == (b"t", 128, 32, 77, 2)
+    assert link.calls == [("cancel_send", 8)]
+    rig.driver.sent(link, 8)
+    assert rig.engine.events == [events.Sent(8)]
+    rig.do(actions.CancelSend(8, "n1"))
+    assert rig.engine.events == [events.Sent(8)]
+
+
+async def test_a_closed_link_ends_what_is_outstanding_also_what_is_asked_for_later(rig: Rig) -> None:
+    await rig.buffers()
+    lost, other = rig.link("n1"), rig.link("n2")
+    rig.do(
+        actions.PostReceive(5, "n1", Region(RESULT, 0, 64)),
+        actions.Send(8, "n1", b"t", 0, Region(RESULT, 0, 32), 0, 0),
+        actions.Send(9, "n2", b"t", 0, Region(RESULT, 0, 32), 0, 0),
+    )
+    del rig.peers.links["n1"]
+    rig.driver.closed(lost)
+    assert rig.engine.events == [events.ReceiveCancelled(5), events.Sent(8)]
+    rig.do(
+        actions.CancelReceive(5, "n1"),
+        actions.PostReceive(6, "n1", Region(RESULT, 0, 64)),
+        actions.CancelReceive(6, "n1"),
+        actions.Send(10, "n1", b"t", 0, Region(RESULT, 0, 32), 0, 0),
+        actions.CancelSend(10, "n1"),
+    )
+    assert rig.engine.events[2:] == [events.ReceiveCancelled(5), events.ReceiveCancelled(6), events.Sent(10)]
+    rig.driver.sent(other, 9)
+    assert rig.engine.events[-1] == events.Sent(9)
+    lost.posted.clear()
+    lost.sends.clear()
+
+
+async def test_callbacks_of_another_link_are_not_taken(rig: Rig) -> None:
+    await rig.buffers()
+    rig.link("n1")
+    stranger = FakeLink("n1")
+    rig.do(actions.PostReceive(5, "n1", Region(RESULT, 0, 64)))
+    rig.driver.received(stranger, 5, 0, 64, 0)
+    rig.driver.receive_cancelled(stranger, 5)
+    rig.driver.sent(stranger, 8)
+    assert rig.engine.events == []
+
+
+async def test_results_are_delivered_by_copy_or_under_a_lease_once(rig: Rig) -> None:
+    await rig.buffers()
+    with rig.arenas.view(Region(RESULT, 8, 4)) as view:
+        view[:] = b"abcd"
+    for request in (1, 2, 3):
+        rig.driver.engine_event(submitted(request))
+    assert rig.driver.in_flight == 3
+    rig.do(
+        actions.Deliver(100, 1, Region(RESULT, 8, 4), 0, (), "direct", 0.5),
+        actions.Deliver(100, 2, Region(RESULT, 8, 4), 77, (), "direct", 0.5),
+        actions.Deliver(100, 3, None, 0, (), "direct", 0.5),
+        actions.Deliver(100, 3, None, 0, (), "direct", 0.5),
+        actions.Fail(100, 2, InvalidArgument("no")),
+    )
+    assert rig.clients.told == [
+        ("delivered", 100, 1, b"abcd", -1, 0, 4, 0, "direct"),
+        ("delivered", 100, 2, None, RESULT, 8, 4, 77, "direct"),
+        ("delivered", 100, 3, None, -1, 0, 0, 0, "direct"),
+    ]
+    assert rig.driver.in_flight == 0
+
+
+async def test_a_dropped_result_arena_is_told_to_clients_and_a_private_one_is_not(rig: Rig) -> None:
+    await rig.buffers()
+    rig.do(actions.DestroyArena(RESULT), actions.DestroyArena(PRIVATE))
+    assert rig.clients.told == [("arena_gone", RESULT)]
+    assert rig.arenas.total_bytes == 0
+
+
+async def test_an_arena_that_does_not_fit_is_told_to_the_engine(rig: Rig) -> None:
+    rig.do(actions.CreateArena(RESULT, GROUP, 1 << 40))
+    async with asyncio.timeout(10):
+        while not rig.engine.events:
+            rig.engine.changed.clear()
+            await rig.engine.changed.wait()
+    [event] = rig.engine.events
+    assert isinstance(event, events.ArenaFailed)
+    assert event.buffer == RESULT
+
+
+async def test_timers_ring_once_at_the_time_set_last(rig: Rig) -> None:
+    now = rig.driver.now()
+    rig.do(actions.SetTimer(now + 3600), actions.SetTimer(now + 0.01), actions.SetTimer(now + 0.02))
+    await rig.engine.saw(events.TimePassed())
+    assert rig.engine.times[-1] >= now + 0.02
+    rig.engine.events.clear()
+    rig.do(actions.SetTimer(now), actions.SetTimer(None))
+    rig.membership.answer = lambda event: [membership_actions.SetTimer(now)] if event != tick else ()
+    tick = membership_events.TimePassed()
+    rig.driver.membership_event(membership_events.ClientGone(1))
+    await rig.membership.saw(tick)
+    assert rig.engine.events == []
+
+
+async def test_memberships_reach_peers_engine_and_clients_in_order(rig: Rig) -> None:
+    started = rig.form()
+    assert rig.engine.events == [started]
+    assert rig.clients.told == [("admitted", 100, 1, 0, GROUP)]
+    frame = Announce(started.key, 2, 0, 100, 1, 0)
+    error = InvalidArgument("no")
+    rig.membership.answer = lambda event: [
+        membership_actions.SendFrame("n1", frame),
+        membership_actions.Reject(101, 4, error),
+        membership_actions.TellEngine(events.GroupBroken(GROUP, error)),
+        membership_actions.TellClients((100,), GROUP, error),
+    ]
+    rig.driver.membership_event(membership_events.ClientGone(101))
+    assert rig.peers.frames == [("n1", frame)]
+    assert rig.clients.told[1:] == [
+        ("failed", 101, 4, InvalidArgument),
+        ("group_ended", (100,), GROUP, InvalidArgument),
+    ]
+    assert rig.engine.events[1:] == [events.GroupBroken(GROUP, error)]
+
+
+async def test_a_defect_in_the_engine_ends_the_operation_and_its_group_only(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.form()
+    rig.form(GROUP + 1)
+
+    def defect(event: object) -> Sequence[object]:
+        if isinstance(event, events.Submitted):
+            raise RuntimeError("boom")
+        return ()
+
+    rig.engine.answer = defect
+    rig.clients.told.clear()
+    rig.driver.engine_event(submitted())
+    assert rig.clients.told == [
+        ("group_ended", (100, 101), GROUP, InternalError),
+        ("failed", 100, 1, InternalError),
+    ]
+    assert [event.group for event in rig.engine.events if isinstance(event, events.GroupBroken)] == [GROUP]
+    assert "boom" in caplog.text
+    rig.driver.engine_event(events.ClientGone(5))
+    assert rig.engine.events[-1] == events.ClientGone(5)
+
+
+async def test_an_action_that_cannot_be_done_breaks_its_group_and_frees_its_memory(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    await rig.buffers()
+    rig.form()
+    rig.form(GROUP + 1)
+    rig.clients.told.clear()
+    rig.engine.events.clear()
+    rig.kernels.fails = True
+    rig.do(reduce(1, 8))
+    broken, reduced = rig.engine.events
+    assert isinstance(broken, events.GroupBroken)
+    assert broken.group == GROUP
+    assert reduced == events.Reduced(1)
+    rig.do(reduce(2, 8, Region(999, 0, 8)))
+    assert rig.clients.told == [
+        ("group_ended", (100, 101), GROUP, InternalError),
+        ("group_ended", (100, 101), GROUP + 1, InternalError),
+    ]
+    assert "unknown reduction" in caplog.text
+
+
+async def test_a_defect_in_the_memberships_refuses_the_join(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    def defect(event: object) -> Sequence[object]:
+        raise RuntimeError("boom")
+
+    rig.membership.answer = defect
+    key = GroupKey(0, "j", "world")
+    rig.driver.membership_event(membership_events.ClientJoining(100, 3, key, 1, 0, 0, 1, 1e9))
+    assert rig.clients.told == [("failed", 100, 3, InternalError)]
+    assert "boom" in caplog.text
+
+
+async def test_drain_refuses_new_work_and_waits_for_what_is_in_flight(rig: Rig) -> None:
+    await rig.buffers()
+    link = rig.link("n1")
+    rig.driver.engine_event(submitted())
+    rig.do(actions.Send(8, "n1", b"t", 0, Region(RESULT, 0, 32), 0, 0), reduce(1, 1 << 17))
+    drained = asyncio.create_task(rig.driver.drain(30))
+    await asyncio.sleep(0)
+    rig.driver.engine_event(submitted(2))
+    key = GroupKey(0, "j", "world")
+    rig.driver.membership_event(membership_events.ClientJoining(100, 3, key, 1, 0, 0, 1, 1e9))
+    assert rig.clients.told == [("failed", 100, 2, AgentUnavailable), ("failed", 100, 3, AgentUnavailable)]
+    rig.do(actions.Deliver(100, 1, None, 0, (), "", 0.0))
+    rig.driver.sent(link, 8)
+    await asyncio.sleep(0)
+    assert not drained.done()
+    rig.kernels.complete(1)
+    assert await drained is True
+
+
+async def test_drain_gives_up_in_time(rig: Rig) -> None:
+    rig.driver.engine_event(submitted())
+    assert await rig.driver.drain(0.01) is False

@@ -1,0 +1,351 @@
+"""What clients do wrong: it costs them their connection, one log line, and nobody else anything."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.support.local_plane import GROUP, Plane, open_plane, submit
+
+from allreduced.core.errors import (
+    AuthenticationError,
+    ConfigError,
+    LimitExceeded,
+    ProtocolError,
+    from_wire,
+)
+from allreduced.daemon.engine.events import ClientGone as EngineClientGone
+from allreduced.daemon.engine.events import Submitted
+from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER as RESULT
+from allreduced.daemon.local_limits import LocalLimits
+from allreduced.daemon.log_limit import LogLimit
+from allreduced.daemon.membership.events import ClientGone, ClientLeaving
+from allreduced.daemon.socket_path import bind_socket
+from allreduced.protocol import local
+
+FOUR = bytes(16)
+HELLO = local.Hello(1, 1, 1, True)
+
+
+@pytest.fixture
+async def plane() -> AsyncIterator[Plane]:
+    async with open_plane() as plane:
+        yield plane
+
+
+def framed(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "little") + body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes(64),
+        b"\xff" * 64,
+        framed(b"\xc1"),
+        framed(b"\x91\x63"),
+        framed(b"\xdd\xff\xff\xff\xff"),
+        (local.MAX_MESSAGE + 1).to_bytes(4, "little"),
+        local.encode(local.Leave(1)),
+        local.encode(local.Welcome(1, "n", 1, 1)),
+        local.encode(local.Hello(7, 9, 1, True)),
+        local.encode(HELLO) + local.encode(HELLO),
+        local.encode(HELLO) + framed(b"\x93\x05\x01\x02"),
+        local.encode(HELLO) + local.encode(local.Welcome(1, "n", 1, 1)),
+    ],
+)
+async def test_what_is_no_protocol_ends_the_connection(
+    plane: Plane, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    bystander, _ = await plane.join()
+    client = plane.connect()
+    await client.send_bytes(data)
+    *before, refused = await client.rest()
+    assert all(isinstance(message, local.Welcome) for message in before)
+    assert isinstance(refused, local.Refused)
+    assert isinstance(from_wire(refused.error), ProtocolError)
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+    await bystander.send(submit(2, payload=FOUR))
+    assert (await plane.sink.told(Submitted)).request == 2
+    assert plane.server.clients == 1
+
+
+async def test_the_versions_are_told_to_who_speaks_others(plane: Plane) -> None:
+    client = plane.connect()
+    await client.send(local.Hello(7, 9, 1, True))
+    [refused] = await client.rest()
+    assert isinstance(refused, local.Refused)
+    assert "versions 7 to 9" in refused.error[1]
+    assert "same version" in refused.error[2]
+
+
+async def test_a_request_number_in_flight_cannot_be_used_again(plane: Plane) -> None:
+    client, number = await plane.join()
+    await client.send(submit(2, payload=FOUR), submit(2, payload=FOUR))
+    [refused] = await client.rest()
+    assert isinstance(refused, local.Refused)
+    assert "request 2 is in flight already" in refused.error[1]
+    assert EngineClientGone(number) in plane.sink.engine
+    plane.deliver(number, 2, FOUR)  # nobody is there; its slot is free now
+
+
+@pytest.mark.parametrize("pieces", [[20], [16, 1], [8, 9]])
+async def test_more_input_than_announced_ends_the_connection(plane: Plane, pieces: list[int]) -> None:
+    client, _ = await plane.join()
+    await client.send(submit(2, upload=True), *(local.Upload(2, bytes(length)) for length in pieces))
+    [refused] = await client.rest()
+    assert isinstance(refused, local.Refused)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 5, 20])
+async def test_a_client_that_ends_in_a_message_is_gone(
+    plane: Plane, cut: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, number = await plane.join()
+    await client.send_bytes(local.encode(submit(2, payload=FOUR))[:cut])
+    client.close()
+    await plane.sink.until(lambda: EngineClientGone(number) in plane.sink.engine)
+    assert plane.sink.membership[-1] == ClientGone(number)
+    assert "middle of a message" in caplog.text
+
+
+async def test_a_message_that_never_ends_is_held_in_bounds_and_hurts_nobody(plane: Plane) -> None:
+    endless, bystander = await plane.attach(), plane.connect()
+    await endless.send_bytes(local.MAX_MESSAGE.to_bytes(4, "little") + bytes(1 << 20))
+    await bystander.hello()
+    endless.close()
+
+
+async def test_a_killed_client_is_gone_and_its_arena_with_it(plane: Plane) -> None:
+    script = """
+import os, socket, sys
+sys.path[:0] = sys.argv[2].split(os.pathsep)
+from allreduced.protocol import local
+s = socket.socket(socket.AF_UNIX); s.connect("\\0" + sys.argv[1])
+s.sendall(local.encode(local.Hello(1, 1, os.getpid(), True)) + local.encode(local.AllocateArena(1, 1 << 20)))
+s.recv(1 << 16); s.sendall(b"\\xff")
+print("up", flush=True); sys.stdin.read()
+"""
+    before = plane.arenas.total_bytes
+    paths = os.pathsep.join(path for path in sys.path if path)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, plane.name[1:], paths, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"up\n"
+    await plane.sink.until(lambda: plane.arenas.total_bytes > before)
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    await plane.sink.told(ClientGone)
+    assert plane.arenas.total_bytes == before
+    assert process.stdin is not None
+    process.stdin.close()
+    await process.communicate()
+
+
+@pytest.mark.parametrize(
+    "limits", [LocalLimits(outgoing_bytes=1 << 20), LocalLimits(outgoing_messages=100), LocalLimits(inline=16)]
+)
+async def test_a_client_that_does_not_read_is_dropped(limits: LocalLimits, caplog: pytest.LogCaptureFixture) -> None:
+    async with open_plane(limits=limits) as plane:
+        client, number = await plane.join()
+        many = 1000 if limits.inline > 16 else 1
+        for request in range(2, 2 + many):
+            await client.send(submit(request, payload=FOUR))
+        await plane.sink.told(Submitted, many)
+        for request in range(2, 2 + many):
+            plane.deliver(number, request, bytes(8192))
+        if many > 1:
+            await plane.sink.told(ClientGone)
+            assert caplog.text.count("does not read") == 1
+            assert plane.server.clients == 0
+        else:  # pieces wait until the client reads: there is nothing to drop it for
+            assert (await client.receive(local.Done)).pieces
+            assert len((await client.receive(local.Download)).data) == 8192
+
+
+async def test_descriptors_wait_their_turn_and_stay_what_they_were(plane: Plane) -> None:
+    client, number = await plane.join()
+    await plane.result_arena(RESULT, 4096)
+    many = 200
+    await client.send(*(submit(request, payload=FOUR) for request in range(2, 2 + many)))
+    await plane.sink.told(Submitted, many)
+    for request in range(2, 1 + many):
+        plane.deliver(number, request, bytes(8192))
+    plane.deliver(number, 1 + many, None, arena=RESULT, lease=1)  # behind what fills the socket
+    plane.server.arena_gone(RESULT)
+    plane.arenas.drop(RESULT)
+    for _ in range(many - 1):
+        await client.receive(local.Done)
+    await client.receive(local.ResultArena)
+    await client.receive(local.Done)
+    await client.receive(local.ResultArenaGone)
+    [descriptor] = client.descriptors
+    assert os.fstat(descriptor).st_size == 4096
+
+
+async def test_a_client_that_leaves_while_it_is_written_to_has_left(plane: Plane) -> None:
+    client, number = await plane.join()
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(client.sock, local.encode(local.Leave(GROUP)))
+    client.close()
+    plane.server.group_ended([number], GROUP, LimitExceeded("any"))  # cannot be sent any more
+    await plane.sink.told(ClientGone)
+    assert [type(event) for event in plane.sink.membership[1:]] == [ClientGone]  # it was ended here first
+
+
+async def test_messages_before_the_end_count_although_answers_cannot_be_sent(plane: Plane) -> None:
+    client, number = await plane.join()
+    await client.send(submit(2, payload=FOUR))
+    await plane.sink.told(Submitted)
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(client.sock, local.encode(local.Leave(GROUP)))
+    client.close()
+    plane.deliver(number, 2, FOUR)  # the socket is closed at the other end
+    await plane.sink.told(ClientGone)
+    assert plane.sink.membership[1:] == [ClientLeaving(number, GROUP), ClientGone(number)]
+
+
+async def test_another_user_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_plane(uid_allowed=lambda uid: False) as plane:
+        client = plane.connect()
+        [refused] = await client.rest()
+        assert isinstance(refused, local.Refused)
+        assert isinstance(from_wire(refused.error), AuthenticationError)
+        assert "may not attach" in caplog.text
+
+
+async def test_clients_are_limited() -> None:
+    async with open_plane(limits=LocalLimits(clients=1)) as plane:
+        first = await plane.attach()
+        [refused] = await plane.connect().rest()
+        assert isinstance(refused, local.Refused)
+        error = from_wire(refused.error)
+        assert isinstance(error, LimitExceeded)
+        assert error.limit == "limits.clients"
+        await first.send(local.AllocateArena(2, 1))
+        await first.receive(local.ArenaGranted)
+
+
+async def test_who_says_no_hello_is_dropped() -> None:
+    async with open_plane(limits=LocalLimits(hello_timeout=0.02)) as plane:
+        client = plane.connect()
+        await client.send_bytes(local.encode(HELLO)[:5])
+        assert await client.rest() == []
+
+
+async def test_close_sends_what_waits_and_removes_the_socket(tmp_path: Path) -> None:
+    path = tmp_path / "allreduced" / "agent.sock"
+    async with open_plane(name=str(path)) as plane:
+        client, number = await plane.join()
+        assert path.is_socket()
+        assert path.stat().st_mode & 0o777 == 0o600
+        many = 100
+        await client.send(*(submit(request, payload=FOUR) for request in range(2, 2 + many)))
+        await plane.sink.told(Submitted, many)
+        for request in range(2, 2 + many):
+            plane.deliver(number, request, bytes(8192))
+        closing = asyncio.create_task(plane.server.close(10))
+        assert len(await client.rest()) == many
+        await closing
+        assert not path.exists()
+        assert ClientGone(number) in plane.sink.membership
+
+
+# The socket's file
+
+
+def test_a_path_that_is_too_long_is_refused_with_its_length(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="that this platform allows"):
+        bind_socket(str(tmp_path / ("x" * 300)))
+    for bad in ("", "@", "a\0b"):
+        with pytest.raises(ConfigError):
+            bind_socket(bad)
+
+
+def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    path.write_text("precious")
+    with pytest.raises(ConfigError, match="is not a socket"):
+        bind_socket(str(path))
+    assert path.read_text() == "precious"
+
+
+def test_a_live_agents_socket_is_left_alone(tmp_path: Path) -> None:
+    path = str(tmp_path / "agent.sock")
+    bound = bind_socket(path)
+    with pytest.raises(ConfigError, match="an agent answers"):
+        bind_socket(path)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+    bound.close()
+
+
+def test_a_left_over_socket_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    bound = bind_socket(str(path), mode=0o666)
+    assert path.stat().st_mode & 0o777 == 0o666
+    bound.close()
+    bound.close()
+    assert not path.exists()
+
+
+def test_somebody_elses_socket_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    uid = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    with pytest.raises(ConfigError, match=f"belongs to uid {uid}"):
+        bind_socket(str(path))
+    assert path.is_socket()
+
+
+def test_a_file_that_another_agent_put_there_survives_close(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    bound = bind_socket(str(path))
+    path.unlink()
+    path.write_text("another's")
+    bound.close()
+    assert path.read_text() == "another's"
+
+
+def test_a_folder_that_is_missing_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=os.strerror(errno.ENOENT)):
+        bind_socket(str(tmp_path / "a" / "b" / "agent.sock"))
+
+
+def test_abstract_sockets_leave_nothing_and_are_taken_once() -> None:
+    name = f"@allreduced-test-{secrets.token_hex(8)}"
+    bound = bind_socket(name)
+    with pytest.raises(ConfigError, match="listens at"):
+        bind_socket(name)
+    bound.close()
+    bind_socket(name).close()
+
+
+def test_log_lines_are_limited_and_the_rest_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    log = LogLimit(logging.getLogger("allreduced.test"), lines=2, period=60, clock=lambda: now)
+    for number in range(5):
+        log.warning("bad number=%d", number)
+    now = 61.0
+    log.warning("bad number=%d", 5)
+    assert [record.getMessage() for record in caplog.records] == [
+        "bad number=0",
+        "bad number=1",
+        "bad number=5 left_out=3",
+    ]

@@ -1,0 +1,159 @@
+"""One schema; every wrong setting is an error that says where it is and what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from allreduced.core.errors import AuthenticationError, ConfigError
+from allreduced.daemon.settings import (
+    Settings,
+    StaticPeer,
+    default_socket,
+    load,
+    parse,
+    parse_size,
+    secret_bytes,
+)
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def test_nothing_given_gives_the_defaults() -> None:
+    assert parse(None, "", {}, {}) == Settings()
+    assert Settings().heartbeat == 1.25
+
+
+def test_the_command_line_beats_the_environment_and_that_beats_the_file() -> None:
+    text = '[engine]\nthreads = 1\nnice = 1\ncpus = [1, 2]\n[limits]\narena_bytes = "512MiB"\n'
+    environ = {"ALLREDUCED_ENGINE_NICE": "2", "ALLREDUCED_ENGINE_THREADS": "2", "HOME": "/root"}
+    settings = parse(text, "agent.toml", environ, {"engine.threads": 3})
+    assert (settings.engine.threads, settings.engine.nice, settings.engine.cpus) == (3, 2, (1, 2))
+    assert settings.limits.arena_bytes == 512 << 20
+
+
+def test_variables_hold_lists_booleans_sizes_and_peers() -> None:
+    settings = parse(
+        None,
+        "",
+        {
+            "ALLREDUCED_ENGINE_CPUS": "0, 3",
+            "ALLREDUCED_INSECURE": "1",
+            "ALLREDUCED_SECRET": "s3cret",
+            "ALLREDUCED_ENGINE_TILE_BYTES": "512KiB",
+            "ALLREDUCED_PEERS_STATIC": "b=tcp://10.0.0.2:4123,c=tcp://[::1]:5",
+            "ALLREDUCED_AGENT": "require",
+            "ALLREDUCED_JOB": "j",
+        },
+        {},
+    )
+    assert settings.engine.cpus == (0, 3)
+    assert settings.security.insecure is True
+    assert secret_bytes(settings) == b"s3cret"
+    assert settings.engine.tile_bytes == 512 << 10
+    assert settings.peers.static == (
+        StaticPeer(node="b", address="tcp://10.0.0.2:4123"),
+        StaticPeer(node="c", address="tcp://[::1]:5"),
+    )
+
+
+def test_the_long_name_of_the_secret_beats_the_short_one() -> None:
+    environ = {"ALLREDUCED_SECRET": "short", "ALLREDUCED_SECURITY_SECRET": "long"}
+    assert parse(None, "", environ, {}).security.secret == "long"
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "said"),
+    [
+        ("[engine]\nthread = 1\n", "agent.toml: $.engine.thread", "did you mean 'threads'?"),
+        ("[engin]\nthreads = 1\n", "agent.toml: $.engin", "did you mean 'engine'?"),
+        ("[engine]\nthreads = -1\n", "agent.toml: $.engine.threads", ">= 0"),
+        ('[engine]\nthreads = "two"\n', "agent.toml: $.engine.threads", "Expected `int`"),
+        ("[engine]\ntile_bytes = 300000\n", "agent.toml: $.engine.tile_bytes", "a power of two"),
+        ('[limits]\narena_bytes = "5 elephants"\n', "agent.toml: $.limits.arena_bytes", "MiB"),
+        ('[agent]\nlog_level = "loud"\n', "agent.toml: $.agent.log_level", "one of debug, info, warning, error"),
+        ("[engine]\ncpus = [-1]\n", "agent.toml: $.engine.cpus[0]", ">= 0"),
+        ('[[peers.static]]\nnode = "b"\naddres = "x"\n', "agent.toml: $.peers.static[0]", "addres"),
+        ('[[peers.static]]\nnode = "b"\naddress = "x"\n', "peers.static[0].address", "malformed"),
+        ("engine = 3\n", "agent.toml: $.engine", "is a section"),
+        ("[engine\n", "agent.toml", "no TOML"),
+        ("[failure]\nfailure_timeout = 0.0\n", "agent.toml: $.failure.failure_timeout", "0.2"),
+        ('[peers]\nlisten = "tcp://nowhere"\n', "peers.listen", "no port"),
+        ('[limits]\narena_bytes = "1MiB"\n', "agent.toml: $.limits.arena_bytes", "at least 16MiB"),
+    ],
+)
+def test_a_wrong_setting_says_where_and_what_is_allowed(text: str, path: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "agent.toml", {}, {})
+    assert caught.value.path == path
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["ALLREDUCED_ENGINE_THREAD", "ALLREDUCED_AGENT_NODES", "ALLREDUCED_LIMITS_X"])
+def test_an_unknown_variable_of_a_known_section_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="valid: ") as caught:
+        parse(None, "", {name: "1"}, {})
+    assert caught.value.path == name
+
+
+def test_a_bad_variable_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(None, "", {"ALLREDUCED_ENGINE_THREADS": "many"}, {})
+    assert caught.value.path == "ALLREDUCED_ENGINE_THREADS"
+
+
+def test_the_description_is_the_same_settings_with_the_secret_masked() -> None:
+    text = '[security]\nsecret = "abc"\n[engine]\ncpus = [1]\n[[peers.static]]\nnode = "b"\naddress = "tcp://h:1"\n'
+    settings = parse(text, "", {}, {})
+    described = settings.describe()
+    assert "abc" not in described
+    again = parse(described, "", {}, {"security.secret": "abc"})
+    assert again == settings
+    assert 'tile_bytes = "1MiB"' in described
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("4096", 4096), ("8KiB", 8192), ("1.5 GiB", 3 << 29), ("2MB", 2_000_000), (" 1tib ", 1 << 40), ("0", 0)],
+)
+def test_sizes_are_read_in_human_units(text: str, nbytes: int) -> None:
+    assert parse_size(text) == nbytes
+
+
+def test_a_secret_file_must_be_its_owners_alone(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("from file\n")
+    file.chmod(0o600)
+    settings = parse(None, "", {}, {"security.secret_file": str(file)})
+    assert secret_bytes(settings) == b"from file"
+    file.chmod(0o644)
+    with pytest.raises(AuthenticationError, match="mode 644"):
+        secret_bytes(settings)
+    file.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        secret_bytes(settings)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load(str(tmp_path / "agent.toml"), {})
+
+
+def test_the_usual_socket_is_in_the_runtime_directory() -> None:
+    assert default_socket({"XDG_RUNTIME_DIR": "/run/user/7"}) == "/run/user/7/allreduced/agent.sock"
+    assert default_socket({}) == "/run/allreduced/agent.sock"
+
+
+@pytest.mark.parametrize("name", ["agent.toml", "single.toml"])
+def test_the_examples_are_valid(name: str) -> None:
+    assert load(str(CONFIGS / name), {}).engine == Settings().engine
+
+
+def test_the_full_example_names_every_setting_with_its_default() -> None:
+    text = (CONFIGS / "agent.toml").read_text()
+    settings = load(str(CONFIGS / "agent.toml"), {})
+    for section in settings.__struct_fields__:
+        for key in getattr(settings, section).__struct_fields__:
+            assert key in text
+    assert (settings.limits, settings.failure) == (Settings().limits, Settings().failure)

@@ -1,0 +1,68 @@
+"""Addresses of TCP links: ``tcp://host:port``, with IPv6 addresses in brackets."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from typing import TypeAlias
+
+from allreduced.core.addresses import parse_address
+from allreduced.core.errors import ConfigError
+
+SCHEME = "tcp"
+_PREFIX = f"{SCHEME}://"
+
+SockAddr: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
+
+
+def parse(address: str) -> tuple[str, int]:
+    """Return host and port of ``tcp://host:port``.
+
+    :raises ConfigError: it is not of that form.
+    """
+    if not address.startswith(_PREFIX):
+        raise ConfigError(f"the address {address!r} is malformed: it does not begin with {_PREFIX}")
+    parsed = parse_address(address, any_port=True)
+    return parsed.host, parsed.port
+
+
+def text(sockaddr: SockAddr) -> str:
+    """Return ``tcp://host:port`` of a socket's address; an IPv4 address seen through IPv6 is written as IPv4."""
+    host, port = sockaddr[0], sockaddr[1]
+    if ":" in host:
+        mapped = ipaddress.IPv6Address(host.partition("%")[0]).ipv4_mapped
+        host = str(mapped) if mapped is not None else f"[{host}]"
+    return f"{_PREFIX}{host}:{port}"
+
+
+async def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, SockAddr]]:
+    """Return the socket addresses of a host, best first. Numeric addresses need no resolver and no thread.
+
+    :raises OSError: the name is not known.
+    """
+    if _is_numeric(host):
+        found = socket.getaddrinfo(  # AI_NUMERICHOST: no look-up, does not block
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        )
+    else:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, _sockaddr(address)) for family, _, _, _, address in found]
+
+
+def _sockaddr(address: tuple[object, ...]) -> SockAddr:
+    host, port = str(address[0]), address[1]
+    flow, scope = (address[2], address[3]) if len(address) == 4 else (None, None)
+    if not isinstance(port, int):
+        raise OSError(f"no TCP address: {address!r}")
+    if isinstance(flow, int) and isinstance(scope, int):
+        return host, port, flow, scope
+    return host, port
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
