@@ -19,6 +19,7 @@ from allreduced.daemon.engine.plan import Plan
 from allreduced.daemon.engine.program import program_for
 from allreduced.daemon.engine.region import Region
 from allreduced.daemon.engine.solo import Solo
+from allreduced.daemon.engine.waiting import Waiting
 from allreduced.protocol.peer import Queued, Ready, Withdraw, Withdrawn
 
 _NOWHERE = Region(-1, 0, 0)
@@ -32,9 +33,13 @@ class Admission:
         self._memory = memory
         self._ending = ending
         self._groups = groups
-        self._queue: list[Operation] = []
+        self._waiting = Waiting()
         self._mapping: dict[int, list[Operation]] = {}
         """By buffer that is being made: who waits for it."""
+        self._leaving: Operation | None = None
+        """The operation that gives its memory up for another one."""
+        self._last: tuple[object, ...] = ()
+        """No operation that could be withdrawn has a place behind this one."""
 
     def admit(self, operation: Operation) -> None:
         """Take an operation whose local ranks are all here and whose plan has no error."""
@@ -50,28 +55,32 @@ class Admission:
             self._ending.fail(operation, error)
             return
         operation.state = State.QUEUED
-        self._queue.append(operation)
+        self._waiting.enter(operation)
         self.serve()
         if operation.state is State.QUEUED:
             self._tell_queued(operation)
+
+    def moved(self, operation: Operation) -> None:
+        """Take note that an operation that waits for memory has a place further to the front; serve it later."""
+        self._waiting.enter(operation)
+        self._context.freed = True
 
     def serve(self) -> None:
         """Reserve memory for those at the head of the queue, as far as it goes."""
         context = self._context
         context.freed = False
-        queue = self._queue
-        while queue:
-            head = queue[0] if len(queue) == 1 else min(queue, key=Operation.order)
+        waiting = self._waiting
+        while (head := waiting.first()) is not None:
             execution = head.execution
-            if head.state is not State.QUEUED or execution is None:
-                queue.remove(head)
+            if execution is None:
+                waiting.leave(head)
                 continue
             reserved = self._memory.reserve(head.group.number, *self._needs(head, execution))
             if reserved is None:
                 if head.absent or not self._make_room(head):
                     return
                 continue
-            queue.remove(head)
+            waiting.leave(head)
             self._reserved(head, execution, *reserved)
 
     def arena_ready(self, buffer: int) -> None:
@@ -178,6 +187,7 @@ class Admission:
             self._announce(operation)
             return
         operation.state = State.MAPPING
+        self._holds(operation)
         for allocation in (result, scratch):
             if allocation is not None and not allocation.arena.ready:
                 self._mapping.setdefault(allocation.arena.buffer, []).append(operation)
@@ -193,6 +203,14 @@ class Admission:
                 self._send_ready(operation, node, member)
         if operation.unready == 0:
             self._start(operation)
+        elif operation.execution is not None:
+            self._holds(operation)
+
+    def _holds(self, operation: Operation) -> None:
+        """Take note that an operation has memory and has not begun."""
+        place = operation.order()
+        if place > self._last:
+            self._last = place
 
     def _send_ready(self, operation: Operation, node: str, member: int) -> None:
         group, fingerprint = operation.group, operation.fingerprint
@@ -247,25 +265,22 @@ class Admission:
 
     def _make_room(self, head: Operation) -> bool:
         """Withdraw the last operation behind ``head`` that has not begun; True where that freed memory at once."""
-        last: Operation | None = None
-        for group in self._groups.values():
-            for operation in group.operations.values():
-                state = operation.state
-                if state is State.WITHDRAWING or state is State.RELEASING:
-                    return False
-                if operation.execution is None or operation.pinned:
-                    continue
-                if (state is State.READY or state is State.MAPPING) and (
-                    last is None or operation.order() > last.order()
-                ):
-                    last = operation
-        if last is None or last.order() < head.order():
+        leaving = self._leaving
+        if leaving is not None and leaving.state in (State.WITHDRAWING, State.RELEASING):
+            return False
+        place = head.order()
+        if self._last < place:
+            return False
+        last = self._last_to_begin()
+        self._last = last.order() if last is not None else ()
+        if last is None or self._last < place:
             return False
         self._context.counters["withdrawn"] += 1
         if last.state is State.MAPPING:
             self._requeue(last)
             return True
         last.state = State.WITHDRAWING
+        self._leaving = last
         group = last.group
         for node, member in group.others:
             view = last.peers[member]
@@ -274,10 +289,24 @@ class Admission:
             self._context.out.append(SendFrame(node, frame))
         return False
 
+    def _last_to_begin(self) -> Operation | None:
+        """Return the operation with the last place among those that have memory and may still give it up."""
+        last: Operation | None = None
+        for group in self._groups.values():
+            for operation in group.operations.values():
+                if (
+                    (operation.state is State.READY or operation.state is State.MAPPING)
+                    and operation.execution is not None
+                    and not operation.pinned
+                    and (last is None or operation.order() > last.order())
+                ):
+                    last = operation
+        return last
+
     def _requeue(self, operation: Operation) -> None:
         self._ending.release(operation)
         operation.state = State.QUEUED
-        self._queue.append(operation)
+        self._waiting.enter(operation)
         if operation.attempt == 0:
             self._tell_queued(operation)
 

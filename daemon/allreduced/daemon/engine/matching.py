@@ -268,14 +268,17 @@ class Matching:
     def _here(self, operation: Operation, peer: int, stamp: tuple[int, ...]) -> None:
         """All ranks of the peer arrived; it may know the stamp."""
         view, context = operation.peers[peer], self._context
+        moved = False
         if not view.here:
             view.here = True
             operation.absent -= 1
-            context.freed = context.freed or operation.state is State.QUEUED
+            moved = True
         if peer == 0 and len(stamp) == 3 and not operation.stamp:
             operation.stamp = stamp
             context.clock = max(context.clock, stamp[1])
-            context.freed = context.freed or operation.state is State.QUEUED
+            moved = True
+        if moved and operation.state is State.QUEUED:
+            self._admission.moved(operation)
         if operation.group.left:
             self._check_left(operation)
 

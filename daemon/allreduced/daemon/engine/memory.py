@@ -15,6 +15,9 @@ from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER, Region
 PAGE = 4096
 PRIVATE = 0
 
+MAX_GROWTH = 64 << 20
+"""Bytes of an arena that is made larger than what it is made for."""
+
 
 class Arena:
     """One buffer; ``ready`` once it exists."""
@@ -168,7 +171,10 @@ class Memory:
     def _create(self, group: int, nbytes: int, also: int) -> Allocation:
         """Make an arena for ``nbytes``, of a comfortable size if that leaves ``also`` bytes; drop idle ones for it."""
         private = group == PRIVATE
-        generous = max(1 << (nbytes - 1).bit_length(), self._context.limits.arena_chunk)
+        # The more a group has, the larger its next arena: each one costs a descriptor here and a mapping in each client.
+        have = sum(arena.nbytes for arena in self._by_group.get(group, ()))
+        grown = min(MAX_GROWTH, 1 << (have // 4).bit_length() >> 1)
+        generous = max(1 << (nbytes - 1).bit_length(), self._context.limits.arena_chunk, grown)
         exact = _pages(nbytes)
         size = generous if self._room(private) >= generous and self._room(False) >= generous + also else exact
         for arena in list(self._arenas.values()):
