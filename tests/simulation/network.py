@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tests.simulation.agenda import Agenda
 from tests.simulation.node import SimulatedNode
 
-from allreduced.protocol.peer import OperationFrame
+from allreduced.protocol.peer import EngineFrame
 
 
 class Network:
@@ -19,9 +19,9 @@ class Network:
         self._agenda = agenda
         self._rng = rng
         self._last: dict[tuple[str, str], float] = {}
-        self.frames: list[tuple[str, str, OperationFrame]] = []
+        self.frames: list[tuple[str, str, EngineFrame]] = []
 
-    def control(self, source: str, target: str, frame: OperationFrame) -> None:
+    def control(self, source: str, target: str, frame: EngineFrame) -> None:
         """Deliver a control frame after those that were sent before it."""
         self.frames.append((source, target, frame))
         self.message(source, target, lambda node: node.take_frame(source, frame))

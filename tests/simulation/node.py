@@ -42,13 +42,13 @@ from allreduced.daemon.engine.events import (
 )
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import MoreGrants, OperationFrame, Ready
+from allreduced.protocol.peer import EngineFrame, MoreGrants, Ready
 
 
 class Peers(Protocol):
     """What a node needs from the network."""
 
-    def control(self, source: str, target: str, frame: OperationFrame) -> None:
+    def control(self, source: str, target: str, frame: EngineFrame) -> None:
         """Carry a control frame, in order per pair."""
 
     def data(self, source: str, target: str, receive: int, offset: int, data: bytes, tag: int) -> None:
@@ -279,7 +279,7 @@ class SimulatedNode:
 
             self._agenda.at(action.at, passed)
 
-    def take_frame(self, source: str, frame: OperationFrame) -> None:
+    def take_frame(self, source: str, frame: EngineFrame) -> None:
         """Take a control frame from the network."""
         self.tell(FrameArrived(source, frame))
 

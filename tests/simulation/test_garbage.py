@@ -28,9 +28,9 @@ from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER
 from allreduced.protocol.peer import (
     Abort,
     Arrived,
+    EngineFrame,
     Grant,
     MoreGrants,
-    OperationFrame,
     Queued,
     Ready,
     Withdraw,
@@ -38,7 +38,7 @@ from allreduced.protocol.peer import (
 )
 
 
-def _frame(rng: random.Random, cluster: Cluster) -> OperationFrame:
+def _frame(rng: random.Random, cluster: Cluster) -> EngineFrame:
     """Return a frame that fits the field types and nothing else, or a real one with a field changed."""
     if cluster.network.frames and rng.random() < 0.6:
         frame = rng.choice(cluster.network.frames)[2]

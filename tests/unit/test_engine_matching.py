@@ -32,7 +32,7 @@ from allreduced.daemon.engine.events import (
 )
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import Abort, Arrived, Fingerprint, OperationFrame, Queued, Ready
+from allreduced.protocol.peer import Abort, Arrived, EngineFrame, Fingerprint, Queued, Ready
 
 GROUP = 5
 KEY = GroupKey(1, "job", "world")
@@ -67,7 +67,7 @@ class Bench:
         source = Region(rank, 0, nbytes) if nbytes else None
         return self.do(Submitted(rank, self.requests, GROUP, rank, name, described, source, self.now + deadline, 0))
 
-    def frame(self, frame: OperationFrame, node: str = "b") -> list[Action]:
+    def frame(self, frame: EngineFrame, node: str = "b") -> list[Action]:
         """Let a peer send a frame."""
         return self.do(FrameArrived(node, frame))
 
@@ -76,7 +76,7 @@ def errors(actions: list[Action]) -> list[AllReducedError]:
     return [action.error for action in actions if isinstance(action, Fail)]
 
 
-def frames(actions: list[Action]) -> list[OperationFrame]:
+def frames(actions: list[Action]) -> list[EngineFrame]:
     return [action.frame for action in actions if isinstance(action, SendFrame)]
 
 

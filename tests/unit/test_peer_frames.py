@@ -75,6 +75,11 @@ VERSION_1: list[tuple[Frame, str]] = [
             "4152443101260000ffffffff88776655443322113c00000093a1770294a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162"
         ),
     ),
+    (
+        peer.Forget(7, 1, 3, ("w", "x"), (1, 300)),
+        ("41524431013000000100000007000000000000000c000000930392a177a1789201cd012c"),
+    ),
+    (peer.Forgettable(7, 1, 3, (0, 1023)), ("41524431013100000100000007000000000000000700000092039200cd03ff")),
 ]
 recorded = pytest.mark.parametrize(("frame", "text"), VERSION_1, ids=[type(frame).__name__ for frame, _ in VERSION_1])
 
@@ -103,8 +108,9 @@ def test_every_prefix_and_trailing_bytes_are_refused(frame: Frame, text: str) ->
 
 
 def test_every_frame_is_recorded_and_has_a_code() -> None:
-    unions = f"{peer.Frame} {peer.MembershipFrame} {peer.OperationFrame}".replace("|", " ").split()
-    names = set(unions) - {"MembershipFrame", "OperationFrame"}
+    frames = (peer.Frame, peer.MembershipFrame, peer.EngineFrame, peer.OperationFrame, peer.NamesFrame)
+    unions = " ".join(map(str, frames)).replace("|", " ").split()
+    names = set(unions) - {"MembershipFrame", "EngineFrame", "OperationFrame", "NamesFrame"}
     assert {cls.__name__ for cls in peer.CODES} == {type(frame).__name__ for frame, _ in VERSION_1} == names
     assert len(set(peer.CODES.values())) == len(peer.CODES)
     assert all(0 < code < 256 for code in peer.CODES.values())

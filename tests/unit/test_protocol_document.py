@@ -51,6 +51,8 @@ WORDS = {
     "array of [name, address]": peer.Peers,
     "array of member": peer.Members,
     "array of grant": peer.Grants,
+    "names": peer.Names,
+    "uses": peer.Uses,
     "bytes, at most 256": peer.Token,
     "key": GroupKey,
     "fingerprint": peer.Fingerprint,
@@ -121,6 +123,7 @@ def test_numbers_in_the_text_are_those_of_the_code() -> None:
     assert f"length of the body, 1 … {local.MAX_MESSAGE}" in LOCAL
     assert f"an address is a text of at most {peer.MAX_ADDRESS} bytes".capitalize() in PEER
     assert f"at most {peer.MAX_GRANTS} grants and {peer.MAX_PEERS} peers" in PEER
+    assert f"`names` and `uses` are arrays of at most {peer.MAX_FORGET} names and u64" in PEER
     assert f"at most {wire_error.MAX_DEPTH} levels" in LOCAL
     assert peer.MAX_FRAME == 1 << 20
 

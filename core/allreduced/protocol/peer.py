@@ -46,6 +46,9 @@ MAX_GRANTS = 1 << 14
 MAX_ADDRESS = 512
 """Bytes of an agent's address at most."""
 
+MAX_FORGET = 1024
+"""Names of one :class:`Forget` at most."""
+
 MAX_TOKEN = 256
 """Bytes of a transport's token for a posted receive at most."""
 
@@ -53,6 +56,8 @@ Peers: TypeAlias = Annotated[tuple[tuple[Name, Annotated[str, AtMost(MAX_ADDRESS
 Members: TypeAlias = Annotated[tuple[Member, ...], AtMost(MAX_RANKS)]
 Stamp: TypeAlias = Annotated[tuple[Signed, ...], AtMost(8)]
 Token: TypeAlias = Annotated[bytes, AtMost(MAX_TOKEN)]
+Names: TypeAlias = Annotated[tuple[Name, ...], AtMost(MAX_FORGET)]
+Uses: TypeAlias = Annotated[tuple[Id, ...], AtMost(MAX_FORGET)]
 
 # Any time
 
@@ -266,9 +271,43 @@ class Abort:
     error: WireError
 
 
+# Names of operations
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Proposal of the first member: no longer count the uses of these names, each of which was used ``uses[i]`` times.
+
+    ``round`` counts the proposals of a group. Until its round is decided, the sender uses none of the names.
+    """
+
+    group: Id
+    generation: U32
+    round: U32
+    names: Names
+    uses: Uses
+
+
+@dataclass(frozen=True, slots=True)
+class Forgettable:
+    """Answer to Forget, sent to all other members. ``refused``: places of the names that the sender still needs.
+
+    It needs a name that it has in use, or whose uses it has counted otherwise. The others it does not use until the
+    round is decided: when a member has the answers of all others, it drops the names that nobody refused, and their
+    next use is number 0.
+    """
+
+    group: Id
+    generation: U32
+    round: U32
+    refused: Uses
+
+
 MembershipFrame: TypeAlias = "Announce | Retract | Refuse | Form | Broken | Left"
 OperationFrame: TypeAlias = "Ready | MoreGrants | Withdraw | Withdrawn | Queued | Arrived | Abort"
-Frame: TypeAlias = "Heartbeat | Goodbye | PeerTable | MembershipFrame | OperationFrame"
+NamesFrame: TypeAlias = "Forget | Forgettable"
+EngineFrame: TypeAlias = "OperationFrame | NamesFrame"
+Frame: TypeAlias = "Heartbeat | Goodbye | PeerTable | MembershipFrame | EngineFrame"
 
 # Bytes
 
@@ -289,6 +328,8 @@ CODES: Mapping[type, int] = {
     Queued: 36,
     Arrived: 37,
     Abort: 38,
+    Forget: 48,
+    Forgettable: 49,
 }
 """The type code of each frame, in its header. They never change."""
 

@@ -23,7 +23,7 @@ from allreduced.daemon.lazy_timer import LazyTimer
 from allreduced.daemon.membership import actions as membership_actions
 from allreduced.daemon.membership import events as membership_events
 from allreduced.daemon.ports import ClientPort, EnginePort, MembershipPort, PeerPort
-from allreduced.protocol.peer import Grant, MoreGrants, OperationFrame, Ready
+from allreduced.protocol.peer import EngineFrame, Grant, MoreGrants, Ready
 from allreduced.transports.base import Link
 
 logger = logging.getLogger("allreduced.driver")
@@ -314,7 +314,7 @@ class Driver:
             outgoing.link.cancel_send(action.send)
 
     def _send_operation_frame(self, action: engine_actions.SendFrame) -> None:
-        frame: OperationFrame = action.frame
+        frame: EngineFrame = action.frame
         if isinstance(frame, Ready | MoreGrants) and frame.grants:
             frame = replace(frame, grants=tuple(self._with_token(grant) for grant in frame.grants))
         self._peers.send_frame(action.node, frame)

@@ -9,7 +9,7 @@ from allreduced.core.dtypes import DType
 from allreduced.core.errors import AllReducedError
 from allreduced.core.reductions import Reduction
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import OperationFrame
+from allreduced.protocol.peer import EngineFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class SendFrame:
     """Send a control frame; the driver fills in the tokens of its grants. Dropped if there is no link to ``node``."""
 
     node: str
-    frame: OperationFrame
+    frame: EngineFrame
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from allreduced.daemon.engine.context import Context
-from allreduced.protocol.peer import OperationFrame
+from allreduced.protocol.peer import EngineFrame
 
 
 class EarlyFrames:
@@ -13,9 +13,9 @@ class EarlyFrames:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._frames: deque[tuple[float, str, OperationFrame]] = deque()
+        self._frames: deque[tuple[float, str, EngineFrame]] = deque()
 
-    def keep(self, node: str, frame: OperationFrame) -> None:
+    def keep(self, node: str, frame: EngineFrame) -> None:
         """Keep a frame."""
         limits = self._context.limits
         self._frames.append((self._context.now, node, frame))
@@ -24,7 +24,7 @@ class EarlyFrames:
             self._frames.popleft()
             self._context.counters["frames_dropped"] += 1
 
-    def take(self, group: int) -> list[tuple[str, OperationFrame]]:
+    def take(self, group: int) -> list[tuple[str, EngineFrame]]:
         """Return the frames of a group that starts now, in order."""
         oldest = self._context.now - self._context.limits.early_seconds
         taken = [(node, frame) for at, node, frame in self._frames if frame.group == group and at >= oldest]

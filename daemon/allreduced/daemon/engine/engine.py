@@ -105,6 +105,7 @@ class Engine:
             return
         group = Group(event)
         self._groups[event.group] = group
+        self._matching.start(group)
         for node, frame in self._early.take(event.group):
             self._matching.frame(group, node, frame)
 
@@ -114,6 +115,7 @@ class Engine:
             return
         group.error = event.error
         group.outcomes.clear()
+        self._matching.stop_forgetting(group)
         for operation in list(group.operations.values()):
             self._ending.fail(operation, event.error, tell=False)
         for operation in list(group.ending.values()):

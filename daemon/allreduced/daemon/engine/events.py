@@ -9,7 +9,7 @@ from typing import TypeAlias
 from allreduced.core.errors import AllReducedError
 from allreduced.core.identity import GroupKey, Member
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import Fingerprint, OperationFrame
+from allreduced.protocol.peer import EngineFrame, Fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class FrameArrived:
     """A peer agent sent a control frame about an operation."""
 
     node: str
-    frame: OperationFrame
+    frame: EngineFrame
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from allreduced.daemon.engine.operation import Operation
 from allreduced.protocol.peer import Fingerprint
 
 if TYPE_CHECKING:
+    from allreduced.daemon.engine.forgetting import Forgetting
     from allreduced.daemon.engine.plan import Plan
 
 
@@ -29,6 +30,7 @@ class Group:
     __slots__ = (
         "ending",
         "error",
+        "forgetting",
         "forgotten",
         "generation",
         "gone",
@@ -68,6 +70,8 @@ class Group:
         """(node, member index) of the other members, in order."""
         self.uses: dict[str, list[int]] = {}
         """By name: the next use of each local rank."""
+        self.forgetting: Forgetting
+        """Drops those that are not used any more. Set by matching."""
         self.plans: dict[Fingerprint, Plan] = {}
         self.operations: dict[tuple[str, int], Operation] = {}
         self.ending: dict[tuple[str, int], Operation] = {}

@@ -22,7 +22,9 @@ class Limits:
     operations: int = 4096
     """Operations in flight per group (a count)."""
     names: int = 1 << 20
-    """Different operation names per group (a count); each is remembered with its use counts."""
+    """Different operation names per group (a count) whose uses are counted at the same time."""
+    names_kept: int = 1 << 14
+    """Names from which on those that are not in use are forgotten (a count)."""
     lease_bytes: int = 1 << 30
     """Results that one client may hold under leases."""
     leases: int = 4096

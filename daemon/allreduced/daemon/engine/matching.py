@@ -12,6 +12,7 @@ from allreduced.daemon.engine.context import Context
 from allreduced.daemon.engine.ending import Ending
 from allreduced.daemon.engine.events import Submitted
 from allreduced.daemon.engine.execution import Execution, PeerFault
+from allreduced.daemon.engine.forgetting import Forgetting, Held
 from allreduced.daemon.engine.group import Group, Outcome
 from allreduced.daemon.engine.operation import ENDED, STARTED, Operation, State
 from allreduced.daemon.engine.plan import plan_for
@@ -19,7 +20,10 @@ from allreduced.daemon.engine.timers import Timers
 from allreduced.protocol.peer import (
     Abort,
     Arrived,
+    EngineFrame,
     Fingerprint,
+    Forget,
+    Forgettable,
     MoreGrants,
     OperationFrame,
     Queued,
@@ -42,6 +46,10 @@ class Matching:
         self._ending = ending
         self._timers = timers
 
+    def start(self, group: Group) -> None:
+        """Prepare a new group."""
+        group.forgetting = Forgetting(self._context, group)
+
     def submit(self, group: Group, submit: Submitted) -> None:
         """Take the submit of a local rank."""
         context = self._context
@@ -52,8 +60,12 @@ class Matching:
         if group.error is not None:
             self._refuse(submit, group.error)
             return
+        if submit.name in group.forgetting.frozen:
+            group.forgetting.held.append(submit)
+            return
         uses = group.uses.get(submit.name)
         if uses is None:
+            group.forgetting.look()
             if len(group.uses) >= context.limits.names:
                 self._refuse(submit, _too_many_names(group, context.limits.names))
                 return
@@ -96,11 +108,17 @@ class Matching:
         if operation.peers and (operation.state is State.GATHERING or operation.state is State.MAPPING):
             self._tell_arrived(operation, to_all=operation.told)
 
-    def frame(self, group: Group, node: str, frame: OperationFrame) -> None:
-        """Take a frame of another member about an operation."""
+    def frame(self, group: Group, node: str, frame: EngineFrame) -> None:
+        """Take a frame of another member."""
         peer = group.member_of.get(node)
         if peer is None or frame.generation != group.generation or group.error is not None:
             self._context.counters["frames_ignored"] += 1
+            return
+        if isinstance(frame, Forget | Forgettable):
+            self._resume(group, group.forgetting.frame(peer, frame))
+            return
+        if group.forgetting.frozen and group.forgetting.holds(peer, frame):
+            group.forgetting.held.append((node, frame))
             return
         key = (frame.name, frame.use)
         operation = group.operations.get(key)
@@ -141,8 +159,20 @@ class Matching:
         else:
             self._ending.fail(operation, from_wire(frame.error), tell=False)
 
+    def stop_forgetting(self, group: Group) -> None:
+        """Forget no more names, for the group is over or nearly so."""
+        self._resume(group, group.forgetting.give_up())
+
+    def _resume(self, group: Group, held: list[Held]) -> None:
+        for one in held:
+            if isinstance(one, Submitted):
+                self.submit(group, one)
+            else:
+                self.frame(group, *one)
+
     def ranks_left(self, group: Group, ranks: tuple[int, ...]) -> None:
         """Take note that ranks left on purpose: what still lacks them fails."""
+        self.stop_forgetting(group)
         group.left.update(ranks)
         for rank in ranks:
             place = group.place.get(rank)

@@ -171,7 +171,7 @@ class Memory:
     def _create(self, group: int, nbytes: int, also: int) -> Allocation:
         """Make an arena for ``nbytes``, of a comfortable size if that leaves ``also`` bytes; drop idle ones for it."""
         private = group == PRIVATE
-        # The more a group has, the larger its next arena: each one costs a descriptor here and a mapping in each client.
+        # The more a group has, the larger its next arena: each one costs a descriptor, and a mapping in each client.
         have = sum(arena.nbytes for arena in self._by_group.get(group, ()))
         grown = min(MAX_GROWTH, 1 << (have // 4).bit_length() >> 1)
         generous = max(1 << (nbytes - 1).bit_length(), self._context.limits.arena_chunk, grown)

@@ -29,7 +29,7 @@ class OperationInfo(TypedDict):
 
 
 class GroupInfo(TypedDict):
-    """One group on this node."""
+    """One group on this node. ``names``: whose uses are counted; ``late``: outcomes kept for ranks that come late."""
 
     job: str
     name: str
@@ -40,6 +40,8 @@ class GroupInfo(TypedDict):
     error: str
     operations: list[OperationInfo]
     ending: int
+    names: int
+    late: int
 
 
 class Snapshot(TypedDict):
@@ -83,6 +85,8 @@ def _group(context: Context, group: Group) -> GroupInfo:
         "error": str(group.error) if group.error is not None else "",
         "operations": [_operation(context, operation) for operation in group.operations.values()],
         "ending": len(group.ending),
+        "names": len(group.uses),
+        "late": len(group.outcomes),
     }
 
 
