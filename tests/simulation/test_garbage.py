@@ -28,9 +28,11 @@ from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER
 from allreduced.protocol.peer import (
     Abort,
     Arrived,
-    EngineFrame,
+    Forget,
+    Forgettable,
     Grant,
     MoreGrants,
+    OperationFrame,
     Queued,
     Ready,
     Withdraw,
@@ -38,10 +40,11 @@ from allreduced.protocol.peer import (
 )
 
 
-def _frame(rng: random.Random, cluster: Cluster) -> EngineFrame:
+def _frame(rng: random.Random, cluster: Cluster) -> OperationFrame:
     """Return a frame that fits the field types and nothing else, or a real one with a field changed."""
-    if cluster.network.frames and rng.random() < 0.6:
-        frame = rng.choice(cluster.network.frames)[2]
+    sent = [frame for *_, frame in cluster.network.frames if not isinstance(frame, Forget | Forgettable)]
+    if sent and rng.random() < 0.6:
+        frame = rng.choice(sent)
         if rng.random() < 0.5:
             return frame
         if isinstance(frame, Ready | MoreGrants | Withdraw | Withdrawn):

@@ -29,7 +29,7 @@ from allreduced.daemon.engine.events import (
 )
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import EngineFrame, Grant, Queued, Ready, Withdraw, Withdrawn
+from allreduced.protocol.peer import Grant, OperationFrame, Queued, Ready, Withdraw, Withdrawn
 
 ONE_AT_A_TIME = Limits(inline_bytes=0, arena_bytes=24 << 10, scratch_bytes=8192, arena_chunk=4096)
 KIB4 = 4 << 10
@@ -45,7 +45,7 @@ def _good(requests: list[Request]) -> bool:
     return all(request.error is None for request in requests)
 
 
-def _frames(cluster: Cluster, kind: type[EngineFrame]) -> list[EngineFrame]:
+def _frames(cluster: Cluster, kind: type[OperationFrame]) -> list[OperationFrame]:
     return [frame for _, _, frame in cluster.network.frames if isinstance(frame, kind)]
 
 
@@ -123,7 +123,7 @@ class Node:
         self.request += 1
         return self.do(Submitted(1, self.request, 1, 1, name, BIG, Region(1, 0, 4 * KIB4), 1e3, 0))
 
-    def peer(self, node: str, frame: EngineFrame) -> list[Action]:
+    def peer(self, node: str, frame: OperationFrame) -> list[Action]:
         """Let a peer send a frame."""
         return self.do(FrameArrived(node, frame))
 
@@ -135,7 +135,7 @@ class Node:
         return self.peer("c", Queued(1, 1, "y", 0, ()))
 
 
-def _sent(actions: list[Action]) -> list[tuple[str, EngineFrame]]:
+def _sent(actions: list[Action]) -> list[tuple[str, OperationFrame]]:
     return [(action.node, action.frame) for action in actions if isinstance(action, SendFrame)]
 
 

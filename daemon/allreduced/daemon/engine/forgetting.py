@@ -135,7 +135,8 @@ class Forgetting:
 
     def _postpone_next(self) -> None:
         """Try again only when there are many more names, for nothing could be dropped."""
-        self._threshold = max(self._context.limits.names_kept, len(self._group.uses) + MAX_FORGET // 4)
+        kept = self._context.limits.names_kept
+        self._threshold = max(kept, len(self._group.uses) + kept // 8)
 
     def _freeze(self, proposal: Forget, refused: tuple[int, ...]) -> None:
         kept = set(refused)
