@@ -20,7 +20,7 @@ def _cluster(seed: int, rng: random.Random, pool: int) -> tuple[Cluster, list[Pl
     limits = Limits(names_kept=rng.choice((0, 1, 3)), arena_bytes=4 << 20, scratch_bytes=2 << 20, arena_chunk=4096)
     cluster = Cluster(seed, random_layouts(rng), limits)
     planned, uses = [], dict[tuple[int, str], int]()
-    for one in plan(cluster, rng, 60):
+    for one in plan(cluster, rng, 40):
         name = f"name{rng.randrange(pool)}"
         use = uses.get((one.group, name), 0)
         uses[one.group, name] = use + 1
@@ -28,7 +28,7 @@ def _cluster(seed: int, rng: random.Random, pool: int) -> tuple[Cluster, list[Pl
     return cluster, planned
 
 
-@over_seeds(40)
+@over_seeds(20)
 def test_forgotten_names_are_used_again_by_all_alike(seed: int) -> None:
     rng = random.Random(seed)
     cluster, planned = _cluster(seed, rng, rng.choice((3, 12, 40)))

@@ -29,7 +29,7 @@ from allreduced.daemon.engine.events import (
 )
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import Grant, OperationFrame, Queued, Ready, Withdraw, Withdrawn
+from allreduced.protocol.peer import Forget, Forgettable, Grant, OperationFrame, Queued, Ready, Withdraw, Withdrawn
 
 ONE_AT_A_TIME = Limits(inline_bytes=0, arena_bytes=24 << 10, scratch_bytes=8192, arena_chunk=4096)
 KIB4 = 4 << 10
@@ -136,7 +136,11 @@ class Node:
 
 
 def _sent(actions: list[Action]) -> list[tuple[str, OperationFrame]]:
-    return [(action.node, action.frame) for action in actions if isinstance(action, SendFrame)]
+    return [
+        (action.node, action.frame)
+        for action in actions
+        if isinstance(action, SendFrame) and not isinstance(action.frame, Forget | Forgettable)
+    ]
 
 
 def test_ready_is_withdrawn_and_memory_reused_only_after_all_receives_are_closed() -> None:

@@ -26,10 +26,13 @@ class Leases:
         self._bytes: dict[int, int] = {}
 
     def over_quota(self, client: int, nbytes: int) -> tuple[str, int, int] | None:
-        """Return (setting, held, limit) where a result of ``nbytes`` more is too much for the client, else None."""
+        """Return (setting, held, limit) where a result of ``nbytes`` more is too much for the client, else None.
+
+        Who holds nothing may have one result of any size.
+        """
         limits = self._context.limits
         held = self._bytes.get(client, 0)
-        if held + nbytes > limits.lease_bytes:
+        if held and held + nbytes > limits.lease_bytes:
             return ("limits.lease_bytes", held, limits.lease_bytes)
         count = len(self._by_client.get(client, ()))
         return ("limits.leases", count, limits.leases) if count >= limits.leases else None
