@@ -5,8 +5,10 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard daemon/native/*)
 TORCH ?= torch==2.13.0
+OPERATIONS ?= 1000000
+SEEDS ?= 1000:3000
 
-.PHONY: help demo test check test-native test-frameworks format wheel clean
+.PHONY: help demo test soak check test-native test-frameworks format wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -21,6 +23,10 @@ demo: $(VENV)/.installed ## train a small network over three agents, and check t
 
 test: $(VENV)/.installed ## run the tests
 	$(PY) -m pytest
+
+soak: $(VENV)/.installed ## long runs: OPERATIONS operations, tensors over 4 GiB, SEEDS seeds of the simulation
+	SOAK=1 OPERATIONS=$(OPERATIONS) $(PY) -m pytest -s tests/soak
+	SIMULATION_SEEDS=$(SEEDS) $(PY) -m pytest tests/simulation
 
 check: $(VENV)/.installed ## ruff, mypy --strict, import-linter
 	$(VENV)/bin/ruff check .

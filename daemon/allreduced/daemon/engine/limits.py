@@ -23,7 +23,7 @@ class Limits:
     """Operations in flight per group (a count)."""
     names: int = 1 << 20
     """Different operation names per group (a count) whose uses are counted at the same time."""
-    names_kept: int = 1 << 14
+    names_kept: int = 1 << 12
     """Names from which on those that are not in use are forgotten (a count)."""
     lease_bytes: int = 1 << 30
     """Results that one client may hold under leases."""
