@@ -97,6 +97,11 @@ def start_process(node: str, arguments: tuple[str, ...], environment: dict[str, 
     return AgentProcess(node, answer["socket"], answer["listen"], process, log)
 
 
+def complaints(log: str) -> list[str]:
+    """Return the lines of a log, but for those that say that the machine was too busy to run the agent."""
+    return [line for line in log.splitlines() if "event=held_up" not in line]
+
+
 def end_processes(started: list[AgentProcess]) -> None:
     """End all agents that still run, by force if need be."""
     for agent in started:

@@ -97,6 +97,8 @@ class RawClient:
         self._reader = MessageReader(MAX_MESSAGE)
         self._messages: list[ToClient] = []
         self._ended = False
+        self.at_once = 1 << 16
+        """Bytes that one read takes at most."""
 
     @classmethod
     def connect(cls, address: str) -> RawClient:
@@ -138,7 +140,7 @@ class RawClient:
         finally:
             loop.remove_reader(self.sock.fileno())
         try:
-            data, descriptors, _, _ = socket.recv_fds(self.sock, 1 << 16, 4, socket.MSG_CMSG_CLOEXEC)
+            data, descriptors, _, _ = socket.recv_fds(self.sock, self.at_once, 4, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
             data, descriptors = b"", []
         self.descriptors += descriptors

@@ -67,6 +67,8 @@ class ArenaTable:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="allreduced-arena")
         self._running: set[asyncio.Future[object]] = set()
         self._closed = False
+        self.on_room: Callable[[], None] | None = None
+        """Called when an input buffer was given back, so that there is more room for others."""
 
     @property
     def total_bytes(self) -> int:
@@ -273,6 +275,8 @@ class ArenaTable:
                 del self._by_client[entry.owner]
         if entry.arena is not None and not self._closed:
             self._in_thread(entry.arena.close)
+        if entry.of_client and self.on_room is not None:
+            self.on_room()
 
     async def close(self) -> None:
         """Unmap everything, end the thread. Nothing may use any buffer any more."""

@@ -114,6 +114,7 @@ class Driver:
         """Listen for completions of the kernels, on the running loop."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._kernels.fileno(), self._kernels_completed)
+        self._arenas.on_room = lambda: self.engine_event(engine_events.RoomMade())
 
     @property
     def in_flight(self) -> int:
@@ -153,6 +154,7 @@ class Driver:
         self._membership_timer.close()
         if self._loop is not None:
             self._loop.remove_reader(self._kernels.fileno())
+            self._arenas.on_room = None
             self._loop = None
 
     # Events

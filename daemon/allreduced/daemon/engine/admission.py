@@ -93,6 +93,11 @@ class Admission:
         """Return the operations that wait for this buffer, which will never come."""
         return [operation for operation in self._mapping.pop(buffer, ()) if operation.state is State.MAPPING]
 
+    def again(self, operation: Operation) -> None:
+        """Let an operation of :meth:`arena_failed` wait for memory once more."""
+        self._requeue(operation)
+        self._context.freed = True
+
     def ready_came(self, operation: Operation) -> None:
         """Begin if this READY was the last one that was missing."""
         if operation.state is State.READY and operation.unready == 0:

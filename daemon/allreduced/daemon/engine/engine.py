@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from allreduced.core.errors import LimitExceeded
 from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import Action, Fail
 from allreduced.daemon.engine.admission import Admission
@@ -26,6 +27,7 @@ from allreduced.daemon.engine.events import (
     ReceiveCancelled,
     Received,
     Reduced,
+    RoomMade,
     Sent,
     Submitted,
     TimePassed,
@@ -79,6 +81,7 @@ class Engine:
             Reduced: self._reduced,
             ArenaReady: self._arena_ready,
             ArenaFailed: self._arena_failed,
+            RoomMade: self._room_made,
             TimePassed: self._time_passed,
         }
 
@@ -245,9 +248,17 @@ class Engine:
         self._admission.arena_ready(event.buffer)
 
     def _arena_failed(self, event: ArenaFailed) -> None:
+        wait = isinstance(event.error, LimitExceeded) and self._memory.lower(event.buffer)
         for operation in self._admission.arena_failed(event.buffer):
-            self._ending.fail(operation, event.error)
+            if wait:
+                self._admission.again(operation)
+            else:
+                self._ending.fail(operation, event.error)
         self._memory.arena_failed(event.buffer)
+
+    def _room_made(self, event: RoomMade) -> None:
+        del event
+        self._memory.raise_ceiling()
 
     def _time_passed(self, event: TimePassed) -> None:
         del event

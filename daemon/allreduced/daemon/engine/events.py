@@ -135,10 +135,18 @@ class ArenaReady:
 
 @dataclass(frozen=True, slots=True)
 class ArenaFailed:
-    """A buffer that the engine asked for could not be made."""
+    """A buffer that the engine asked for could not be made.
+
+    For LimitExceeded, what needs it waits as long as other arenas of the engine may make room.
+    """
 
     buffer: int
     error: AllReducedError
+
+
+@dataclass(frozen=True, slots=True)
+class RoomMade:
+    """The agent gave memory back that was not the engine's: there may be room for buffers that could not be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,5 +156,5 @@ class TimePassed:
 
 Event: TypeAlias = (
     "GroupStarted | GroupBroken | RanksLeft | GroupForgotten | Submitted | ClientGone | LeasesReturned | FrameArrived"
-    " | Received | ReceiveCancelled | Sent | Reduced | ArenaReady | ArenaFailed | TimePassed"
+    " | Received | ReceiveCancelled | Sent | Reduced | ArenaReady | ArenaFailed | RoomMade | TimePassed"
 )

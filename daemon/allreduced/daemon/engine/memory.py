@@ -62,6 +62,8 @@ class Memory:
         self._next_buffer = FIRST_ENGINE_BUFFER
         self._total = 0
         self._scratch = 0
+        self._ceiling = context.limits.arena_bytes
+        """What all arenas may have now: less than the limit where other memory of the agent takes so much of it."""
         self._forgotten: set[int] = set()
 
     def can_ever_fit(self, result: int, scratch: int) -> bool:
@@ -109,6 +111,23 @@ class Memory:
             self._context.freed = True
             if arena.group in self._forgotten and arena.idle:
                 self._drop(arena)
+
+    def lower(self, buffer: int) -> bool:
+        """Take note that there was no room for this buffer; True where the engine's other memory can make some.
+
+        Until :meth:`raise_ceiling` no more is taken than is there without it.
+        """
+        arena = self._arenas.get(buffer)
+        if arena is None or len(self._arenas) == 1:
+            return False
+        self._ceiling = self._total - arena.nbytes
+        return True
+
+    def raise_ceiling(self) -> None:
+        """Take note that the agent needs less memory for other things: there may be room again."""
+        if self._ceiling != self._context.limits.arena_bytes:
+            self._ceiling = self._context.limits.arena_bytes
+            self._context.freed = True
 
     def arena_failed(self, buffer: int) -> None:
         """Take note that the buffer will never exist. What was reserved in it must have been released before."""
@@ -158,15 +177,20 @@ class Memory:
         """Return whether arenas of these sizes have room once the idle ones are dropped."""
         limits = self._context.limits
         idle_private = idle_result = 0
+        in_use = False
         for arena in self._arenas.values():
             if arena.ready and arena.idle:
                 if arena.group == PRIVATE:
                     idle_private += arena.nbytes
                 else:
                     idle_result += arena.nbytes
+            else:
+                in_use = True
+        # Where nothing is in use, nothing would make room either: whether there is enough is found out by trying.
+        most = self._ceiling if in_use else limits.arena_bytes
         return (
             not private or self._scratch - idle_private + private <= limits.scratch_bytes
-        ) and self._total - idle_private - idle_result + private + result <= limits.arena_bytes
+        ) and self._total - idle_private - idle_result + private + result <= most
 
     def _create(self, group: int, nbytes: int, also: int) -> Allocation:
         """Make an arena for ``nbytes``, of a comfortable size if that leaves ``also`` bytes; drop idle ones for it."""
@@ -195,9 +219,8 @@ class Memory:
 
     def _room(self, private: bool) -> int:
         """Return the bytes that new arenas may have; for private ones also within their share."""
-        limits = self._context.limits
-        room = limits.arena_bytes - self._total
-        return min(room, limits.scratch_bytes - self._scratch) if private else room
+        room = self._ceiling - self._total
+        return min(room, self._context.limits.scratch_bytes - self._scratch) if private else room
 
     def _drop(self, arena: Arena) -> None:
         self._remove(arena)
