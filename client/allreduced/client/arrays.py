@@ -120,6 +120,8 @@ def in_kind(array: Array, torch: bool) -> object:
 
 
 def _as_array(value: object, what: str) -> tuple[Array, bool]:
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidArgument(f"{what} is a masked array, and a mask cannot be reduced", hint="give x.filled(0)")
     if isinstance(value, np.ndarray):
         return value, False
     if _is_torch(value):

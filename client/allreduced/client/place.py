@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from allreduced.client.arguments import whole
 from allreduced.core.dtypes import DType, parse_dtype
 from allreduced.core.errors import InvalidArgument
 from allreduced.protocol.local import Joined
@@ -84,11 +85,12 @@ def check_shape(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], DT
 
     :raises InvalidArgument: an extent is negative, or the dtype is not in the table.
     """
-    extents = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    if any(extent < 0 for extent in extents):
+    given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    extents = tuple(extent for extent in map(whole, given) if extent is not None and extent >= 0)
+    if len(extents) < len(given):
         raise InvalidArgument(f"shape is {shape!r}; it is a number or a sequence of numbers, none below 0")
     try:
         label = np.dtype(dtype).name
     except TypeError:
         label = str(dtype)
-    return tuple(int(extent) for extent in extents), parse_dtype(label)
+    return extents, parse_dtype(label)
