@@ -302,8 +302,6 @@ async def test_a_long_result_by_copy_travels_in_pieces(plane: Plane) -> None:
 async def test_a_submit_without_sense_is_refused_and_counts(
     plane: Plane, changes: dict[str, object], message: str
 ) -> None:
-    plane: Plane, changes: dict[str, object], message: str
-) -> None:
     client, _ = await plane.join()
     await client.send(submit(2, **changes), submit(3, payload=FOUR))
     failed = await client.receive(local.RequestFailed)
