@@ -17,7 +17,14 @@ import numpy as np
 from allreduced.client.arrays import Array
 from allreduced.client.buffers import Block, Lease, Mapping, Pool, block_class
 from allreduced.client.operation import Operation, Outcome, Part
-from allreduced.core.errors import AllReducedError, ClosedError, InvalidArgument, ProtocolError, from_wire
+from allreduced.core.errors import (
+    AllReducedError,
+    ClosedError,
+    InvalidArgument,
+    LimitExceeded,
+    ProtocolError,
+    from_wire,
+)
 from allreduced.protocol.framing import MessageReader
 from allreduced.protocol.local import (
     CHUNK,
@@ -318,6 +325,10 @@ class Conversation:
         part = self._find(message.request, "RequestFailed")
         del self._pending[part.request]
         part.operation.part_failed(part, error)
+        if isinstance(error, LimitExceeded):
+            # Memory is short at the agent, perhaps of another rank: what is kept here for later may be what it lacks.
+            for arena in self._pool.surplus(0):
+                self._send(ReleaseArena(arena))
 
     def _on_done(self, message: Done) -> None:
         part = self._find(message.request, "Done")
