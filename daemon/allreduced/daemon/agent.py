@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -95,6 +96,7 @@ def run_agent(settings: Settings, options: AgentOptions, environ: Mapping[str, s
     node = settings.agent.node or _default_name(private=options.private)
     logs.configure(settings.agent.log_level, node)
     readiness = Readiness(options.ready_fd, environ)
+    _allow_descriptors()
     try:
         loop_factory = _loop_factory(settings.agent.loop)
         agent = Agent(node, settings, options, environ, readiness)
@@ -103,6 +105,13 @@ def run_agent(settings: Settings, options: AgentOptions, environ: Mapping[str, s
     except AllReducedError as error:
         readiness.failed(error)
         raise
+
+
+def _allow_descriptors() -> None:
+    """Take as many open files as this process may have: each client and each result arena is one."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class _Seen:
