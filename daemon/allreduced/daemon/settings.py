@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from allreduced.core.addresses import parse_address, parse_socket
 from allreduced.core.errors import AuthenticationError, ConfigError
+from allreduced.transports.registry import schemes
 
 SYSTEM_SOCKET = "/run/allreduced/agent.sock"
 DEFAULT_PORT = 4123
@@ -169,6 +170,10 @@ _SECTIONS: Final[dict[str, type[_Section]]] = {
     "failure": Failure,
 }
 _SHORT: Final = {"ALLREDUCED_SECRET": ("security", "secret"), "ALLREDUCED_INSECURE": ("security", "insecure")}
+_OF_OTHERS: Final = frozenset(
+    f"ALLREDUCED_{name}"
+    for name in ("AGENT", "JOB", "JOIN", "LOCAL_RANK", "LOCAL_SIZE", "NODE", "NODES", "RANK", "SIZE", "SOCKET")
+)
 
 
 def load(path: str | None, environ: Mapping[str, str], overrides: Overrides | None = None) -> Settings:
@@ -263,7 +268,7 @@ def _from_file(text: str | None, path: str, values: dict[str, dict[str, object]]
         if section not in _SECTIONS:
             raise _unknown("section", section, list(_SECTIONS), where)
         if not isinstance(given, dict):
-            raise ConfigError(f"{section!r} is a section", path=where, hint=f"write [{section}] and keys under it")
+            raise ConfigError(f"{where} is a section", path=where, hint=f"write [{section}] and keys under it")
         for key, value in given.items():
             values[section][key] = _convert(section, key, value, f"{where}.{key}", strict=True)
 
@@ -276,8 +281,25 @@ def _from_environ(environ: Mapping[str, str], values: dict[str, dict[str, object
             prefix = f"ALLREDUCED_{section.upper()}_"
             if name.startswith(prefix):
                 found.append((name, section, name.removeprefix(prefix).lower()))
+                break
+        else:
+            _check_no_slip(name)
     for name, section, key in found:
         values[section][key] = _convert(section, key, environ[name], name, strict=False)
+
+
+def _check_no_slip(name: str) -> None:
+    """Refuse a variable that almost names a setting. Others belong to clients, launchers and kernels."""
+    if not name.startswith("ALLREDUCED_") or name in _SHORT or name in _OF_OTHERS:
+        return
+    valid = [f"ALLREDUCED_{section}_{key}".upper() for section in _SECTIONS for key in _keys(section)]
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.85)
+    if close:
+        raise ConfigError(f"there is no setting {name}", path=name, hint=f"did you mean {close[0]}?")
+
+
+def _keys(section: str) -> tuple[str, ...]:
+    return _SECTIONS[section].__struct_fields__
 
 
 def _from_overrides(overrides: Overrides, values: dict[str, dict[str, object]]) -> None:
@@ -292,14 +314,16 @@ def _convert(section: str, key: str, value: object, where: str, *, strict: bool)
     """Return ``value`` as the type of the setting."""
     hints = get_type_hints(_SECTIONS[section], include_extras=True)
     if key not in hints or key.startswith("_"):
-        raise _unknown("key", key, list(_SECTIONS[section].__struct_fields__), where)
+        raise _unknown("key", key, _keys(section), where)
     hint = hints[key]
     if isinstance(value, str) and _is_size(hint):
         try:
             value = parse_size(value)
         except ValueError:
             raise ConfigError(
-                f"{value!r} is no size", path=where, hint="write bytes, or a number with KiB, MiB, GiB or TiB"
+                f"{where} is {value!r}, which is no size",
+                path=where,
+                hint="write bytes, or a number with KiB, MiB, GiB or TiB",
             ) from None
     elif isinstance(value, str) and _is_tuple(hint):
         items = [item.strip() for item in value.split(",") if item.strip()]
@@ -309,7 +333,7 @@ def _convert(section: str, key: str, value: object, where: str, *, strict: bool)
     except msgspec.ValidationError as error:
         said, _, inner = str(error).partition(" - at `$")
         raise ConfigError(
-            f"{where.removesuffix(key)}{key}{inner.rstrip('`')} is {_shown(key, value)}: {said}",
+            f"{where}{inner.rstrip('`')} is {_shown(key, value)}: {said}",
             path=f"{where}{inner.rstrip('`')}",
             hint=_allowed(hint),
         ) from None
@@ -318,7 +342,7 @@ def _convert(section: str, key: str, value: object, where: str, *, strict: bool)
 def _peer(text: str, where: str) -> dict[str, str]:
     node, separator, address = text.partition("=")
     if not separator:
-        raise ConfigError(f"{text!r} is not node=address", path=where, hint="such as b=tcp://10.0.0.2:4123")
+        raise ConfigError(f"{where}: {text!r} is not node=address", path=where, hint="such as b=tcp://10.0.0.2:4123")
     return {"node": node.strip(), "address": address.strip()}
 
 
@@ -360,7 +384,7 @@ def _check(settings: Settings, path: str) -> None:
     :raises ConfigError: a value contradicts another or is malformed.
     """
 
-    def wrong(key: str, message: str, hint: str) -> ConfigError:
+    def wrong(key: str, message: str, hint: str = "") -> ConfigError:
         where = f"{path}: $.{key}" if path else key
         return ConfigError(f"{where}: {message}", path=where, hint=hint)
 
@@ -374,15 +398,29 @@ def _check(settings: Settings, path: str) -> None:
     if limits.arena_bytes and limits.arena_bytes_per_client > limits.arena_bytes:
         raise wrong("limits.arena_bytes_per_client", "it is more than arena_bytes", "at most arena_bytes")
     if settings.agent.socket:
-        parse_socket(settings.agent.socket, path="agent.socket")
+        try:
+            parse_socket(settings.agent.socket)
+        except ConfigError as error:
+            raise wrong("agent.socket", error.message, error.hint) from error
+
+    def check_address(key: str, text: str, *, any_port: bool = False) -> None:
+        if text.startswith("inproc://"):
+            return
+        try:
+            address = parse_address(text, any_port=any_port)
+        except ConfigError as error:
+            raise wrong(key, error.message, error.hint) from error
+        if address.scheme not in schemes():
+            raise wrong(key, f"there is no transport {address.scheme!r} ({text})", "write tcp://host:port")
+
     peers = settings.peers
-    for key, address in (("listen", peers.listen), ("advertise", peers.advertise)):
-        if address and not address.startswith("inproc://"):
-            parse_address(address, path=f"peers.{key}", any_port=key == "listen")
+    if peers.listen:
+        check_address("peers.listen", peers.listen, any_port=True)
+    if peers.advertise:
+        check_address("peers.advertise", peers.advertise)
     names: set[str] = set()
     for at, peer in enumerate(peers.static):
-        if not peer.address.startswith("inproc://"):
-            parse_address(peer.address, path=f"peers.static[{at}].address")
+        check_address(f"peers.static[{at}].address", peer.address)
         if peer.node in names:
             raise wrong(f"peers.static[{at}].node", f"{peer.node!r} is listed twice", "node names are unique")
         names.add(peer.node)
