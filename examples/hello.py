@@ -1,7 +1,10 @@
-"""The smallest program. Run it with a launcher:
+"""The smallest program.
+
+Run it with a launcher, or alone:
 
     allreduced run --ranks-per-node 4 -- python examples/hello.py
     torchrun --nproc-per-node 4 examples/hello.py
+    python examples/hello.py
 """
 
 import numpy as np
