@@ -33,7 +33,7 @@ if [ -n "$missing" ]; then
     echo "installing$missing" >&2
     $as_root apt-get update -q >&2
     # shellcheck disable=SC2086 # a list of package names
-    DEBIAN_FRONTEND=noninteractive $as_root apt-get install -q -y --no-install-recommends $missing >&2
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing >&2
   else
     echo "these packages are needed to build:$missing" >&2
     echo "install them, for example: sudo apt-get install$missing" >&2
