@@ -108,6 +108,15 @@ def test_a_bad_variable_is_named() -> None:
     assert str(caught.value).startswith("ALLREDUCED_ENGINE_THREADS is 'many': ")
 
 
+def test_of_several_places_the_one_that_counts_is_named() -> None:
+    text = '[peers]\nlisten = "tcp://127.0.0.1:1"\n'
+    with pytest.raises(ConfigError, match=r"^ALLREDUCED_PEERS_LISTEN: .* has no port") as caught:
+        parse(text, "agent.toml", {"ALLREDUCED_PEERS_LISTEN": "nowhere"}, {})
+    assert caught.value.path == "ALLREDUCED_PEERS_LISTEN"
+    with pytest.raises(ConfigError, match=r"^peers\.listen: "):
+        parse(text, "agent.toml", {}, {"peers.listen": "nowhere"})
+
+
 def test_a_variable_that_almost_names_a_setting_is_refused() -> None:
     for name, meant in (
         ("ALLREDUCED_ENGIN_THREADS", "ALLREDUCED_ENGINE_THREADS"),

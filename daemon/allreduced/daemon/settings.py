@@ -36,6 +36,8 @@ Size: TypeAlias = Annotated[int, Meta(extra=_SIZE)]
 """A number of bytes, or text such as ``512MiB``."""
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
+_Given: TypeAlias = "tuple[object, str]"
+"""A value, and the place where it was given: in the file, a variable, an option."""
 Overrides: TypeAlias = "Mapping[str, object]"
 """``section.key`` to value; text is read as in an environment variable."""
 
@@ -198,12 +200,15 @@ def parse(text: str | None, path: str, environ: Mapping[str, str], overrides: Ov
 
     :raises ConfigError: an unknown key or a bad value; ``path`` says where, the hint what is allowed.
     """
+    given: dict[tuple[str, str], _Given] = {}
+    _from_file(text, path, given)
+    _from_environ(environ, given)
+    _from_overrides(overrides, given)
     values: dict[str, dict[str, object]] = {name: {} for name in _SECTIONS}
-    _from_file(text, path, values)
-    _from_environ(environ, values)
-    _from_overrides(overrides, values)
-    settings = Settings(**{name: _SECTIONS[name](**given) for name, given in values.items()})  # type: ignore[arg-type] # each value was converted to its field's type
-    _check(settings, path)
+    for (section, key), (value, _) in given.items():
+        values[section][key] = value
+    settings = Settings(**{name: _SECTIONS[name](**keys) for name, keys in values.items()})  # type: ignore[arg-type] # each value was converted to its field's type
+    _check(settings, {f"{section}.{key}": where for (section, key), (_, where) in given.items()})
     return settings
 
 
@@ -256,24 +261,25 @@ def parse_size(text: str) -> int:
 # Reading
 
 
-def _from_file(text: str | None, path: str, values: dict[str, dict[str, object]]) -> None:
+def _from_file(text: str | None, path: str, given: dict[tuple[str, str], _Given]) -> None:
     if text is None:
         return
     try:
         document = msgspec.toml.decode(text)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} is no TOML: {error}", path=path) from error
-    for section, given in document.items():
+    for section, keys in document.items():
         where = f"{path or 'configuration'}: $.{section}"
         if section not in _SECTIONS:
             raise _unknown("section", section, list(_SECTIONS), where)
-        if not isinstance(given, dict):
+        if not isinstance(keys, dict):
             raise ConfigError(f"{where} is a section", path=where, hint=f"write [{section}] and keys under it")
-        for key, value in given.items():
-            values[section][key] = _convert(section, key, value, f"{where}.{key}", strict=True)
+        for key, value in keys.items():
+            place = f"{where}.{key}"
+            given[section, key] = _convert(section, key, value, place, strict=True), place
 
 
-def _from_environ(environ: Mapping[str, str], values: dict[str, dict[str, object]]) -> None:
+def _from_environ(environ: Mapping[str, str], given: dict[tuple[str, str], _Given]) -> None:
     # Short names first, so that the long ones win.
     found = [(name, *_SHORT[name]) for name in _SHORT if environ.get(name)]
     for name in sorted(environ):
@@ -285,7 +291,7 @@ def _from_environ(environ: Mapping[str, str], values: dict[str, dict[str, object
         else:
             _check_no_slip(name)
     for name, section, key in found:
-        values[section][key] = _convert(section, key, environ[name], name, strict=False)
+        given[section, key] = _convert(section, key, environ[name], name, strict=False), name
 
 
 def _check_no_slip(name: str) -> None:
@@ -302,12 +308,12 @@ def _keys(section: str) -> tuple[str, ...]:
     return _SECTIONS[section].__struct_fields__
 
 
-def _from_overrides(overrides: Overrides, values: dict[str, dict[str, object]]) -> None:
+def _from_overrides(overrides: Overrides, given: dict[tuple[str, str], _Given]) -> None:
     for name, value in overrides.items():
         section, _, key = name.partition(".")
         if section not in _SECTIONS:
             raise _unknown("section", section, list(_SECTIONS), name)
-        values[section][key] = _convert(section, key, value, name, strict=False)
+        given[section, key] = _convert(section, key, value, name, strict=False), name
 
 
 def _convert(section: str, key: str, value: object, where: str, *, strict: bool) -> object:
@@ -378,14 +384,15 @@ def _is_tuple(hint: object) -> bool:
 # Relations
 
 
-def _check(settings: Settings, path: str) -> None:
-    """Check what one value alone does not tell.
+def _check(settings: Settings, places: Mapping[str, str]) -> None:
+    """Check what one value alone does not tell. ``places``: where each setting was given, for errors.
 
     :raises ConfigError: a value contradicts another or is malformed.
     """
 
     def wrong(key: str, message: str, hint: str = "") -> ConfigError:
-        where = f"{path}: $.{key}" if path else key
+        setting, bracket, rest = key.partition("[")
+        where = places.get(setting, setting) + bracket + rest
         return ConfigError(f"{where}: {message}", path=where, hint=hint)
 
     tile = settings.engine.tile_bytes
