@@ -58,11 +58,11 @@ def framed(body: bytes) -> bytes:
         framed(b"\xdd\xff\xff\xff\xff"),
         (local.MAX_MESSAGE + 1).to_bytes(4, "little"),
         local.encode(local.Leave(1)),
-        local.encode(local.Welcome(1, "n", 1, 1)),
+        local.encode(local.Welcome(1, "n", 1, 1, 300.0)),
         local.encode(local.Hello(7, 9, 1, True)),
         local.encode(HELLO) + local.encode(HELLO),
         local.encode(HELLO) + framed(b"\x93\x05\x01\x02"),
-        local.encode(HELLO) + local.encode(local.Welcome(1, "n", 1, 1)),
+        local.encode(HELLO) + local.encode(local.Welcome(1, "n", 1, 1, 300.0)),
     ],
 )
 async def test_what_is_no_protocol_ends_the_connection(

@@ -101,6 +101,7 @@ class Conversation:
         self._ready: deque[memoryview] = deque()
         self._next_request = 0
         self._join_request = 0
+        self._default_deadline = 0.0
 
     # What the session wants
 
@@ -111,7 +112,11 @@ class Conversation:
     def join(
         self, *, job: str, group: str, rank: int, size: int, local_rank: int, deadline: float, default_deadline: float
     ) -> None:
-        """Ask for a rank of a group; ``joined`` or ``join_error`` will be set."""
+        """Ask for a rank of a group; ``joined`` or ``join_error`` will be set.
+
+        ``default_deadline``: seconds, 0 for the agent's.
+        """
+        self._default_deadline = default_deadline
         self._join_request = self._request()
         self._send(Join(self._join_request, job, group, rank, size, local_rank, deadline, default_deadline))
 
@@ -170,6 +175,11 @@ class Conversation:
     def _close_descriptors(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.popleft())
+
+    @property
+    def default_deadline(self) -> float:
+        """Seconds until an operation is given up that names no deadline."""
+        return self._default_deadline or (self.welcome.default_deadline if self.welcome is not None else 0.0)
 
     @property
     def waiting(self) -> bool:

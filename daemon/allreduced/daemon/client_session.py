@@ -40,9 +40,13 @@ class LocalContext:
     limits: LocalLimits
     node: str
     incarnation: int
+    default_deadline: float
+    """Seconds, for operations of groups that name none."""
     log: LogLimit
     drop_stale: Callable[[GroupKey, int], None]
     """Ends the connections that hold ranks of this group and whose processes are gone, other than this client's."""
+    changed: Callable[[], None]
+    """Called when a client was welcomed, and when a connection ended."""
     forget: Callable[[int], None]
     """Called when nothing of this client is left at all."""
 
@@ -141,7 +145,10 @@ class ClientSession:
         self._attached = True
         self._pid = connection.pid or message.pid  # the kernel tells 0 for a process of another container
         self._shared_memory = message.shared_memory
-        connection.send(local.Welcome(version, context.node, context.incarnation, context.limits.inline))
+        connection.send(
+            local.Welcome(version, context.node, context.incarnation, context.limits.inline, context.default_deadline)
+        )
+        context.changed()
 
     def _join(self, message: local.Join) -> None:
         request = self._new_request(message.request)
@@ -156,7 +163,7 @@ class ClientSession:
             return
         key = GroupKey(self.connection.uid, message.job, message.group)
         self._context.drop_stale(key, self.client)
-        self._joins[request] = _Join(key, message.default_deadline)
+        self._joins[request] = _Join(key, message.default_deadline or self._context.default_deadline)
         self._sink.membership_event(
             ClientJoining(
                 self.client,
@@ -452,6 +459,7 @@ class ClientSession:
         self._joins.clear()
         self._groups.clear()
         self._keys.clear()
+        self._context.changed()
         self._look_empty()
 
     def _operation_over(self, request: int, operation: _Operation) -> None:

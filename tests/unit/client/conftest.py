@@ -238,7 +238,7 @@ class FakeAgent:
     def _handle(self, client: Client, message: ToAgent) -> None:
         if isinstance(message, Hello):
             client.hello = message
-            client.send(Welcome(1, "node-a", 99, INLINE_LIMIT))
+            client.send(Welcome(1, "node-a", 99, INLINE_LIMIT, 45.0))
         elif isinstance(message, Join):
             client.join = message
             waiting = [other for other in self.clients if other.join is not None and other.join.job == message.job]

@@ -35,7 +35,7 @@ class Scene:
                 self.out.append(SendFrame(node, frame))
 
     def unreached(self, instance: Instance) -> list[str]:
-        """Return the other members that cannot be reached: there is no link, or it leads to another start of the agent."""
+        """Return the other members that have no link here, or one to another start of their agent."""
         return [node for node, incarnation in instance.others() if self.peers.get(node) != incarnation]
 
     def running_holder(self, key: GroupKey, rank: int) -> Claim | None:
