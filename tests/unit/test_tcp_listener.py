@@ -18,7 +18,7 @@ from allreduced.transports.base import LinkOptions
 from allreduced.transports.droplog import LINES_PER_PERIOD, PERIOD, DropLog
 from allreduced.transports.tcp import TcpTransport
 from allreduced.transports.tcp.address import parse, text
-from allreduced.transports.tcp.link import prepare
+from allreduced.transports.tcp.sockets import prepare
 
 
 def _options(**more: float) -> LinkOptions:

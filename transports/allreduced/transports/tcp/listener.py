@@ -13,7 +13,8 @@ from allreduced.transports.base import Handshake, LinkAccepted, LinkOptions, Lis
 from allreduced.transports.droplog import DropLog
 from allreduced.transports.tcp.address import SockAddr, parse, resolve, text
 from allreduced.transports.tcp.authenticate import authenticate
-from allreduced.transports.tcp.link import TcpLink, prepare
+from allreduced.transports.tcp.link import TcpLink
+from allreduced.transports.tcp.sockets import prepare
 
 _log = logging.getLogger("allreduced.transports.tcp")
 
