@@ -7,6 +7,7 @@ from allreduced.core.addresses import (
     Address,
     SocketAddress,
     is_loopback,
+    is_numeric,
     is_wildcard,
     parse_address,
     parse_socket,
@@ -103,6 +104,11 @@ def test_wildcards() -> None:
     assert is_wildcard("::")
     assert not is_wildcard("127.0.0.1")
     assert not is_wildcard("host")
+
+
+def test_numeric_hosts_need_no_look_up() -> None:
+    assert [is_numeric(host) for host in ("10.0.0.1", "::1", "fe80::1%eth0", "0.0.0.0")] == [True] * 4
+    assert [is_numeric(host) for host in ("localhost", "node1", "1.2.3", "")] == [False] * 4
 
 
 def test_socket_paths() -> None:

@@ -67,13 +67,13 @@ async def test_who_can_listen_at_the_meeting_point_is_found_there() -> None:
     assert (found.listener.address, found.targets) == ("tcp://127.0.0.1:4200", ())
 
 
-@pytest.mark.parametrize(("reason", "answers"), [(errno.EADDRINUSE, True), (errno.EADDRNOTAVAIL, False)])
-async def test_others_dial_it_and_listen_at_a_free_port(reason: int, answers: bool) -> None:
+@pytest.mark.parametrize(("reason", "taken"), [(errno.EADDRINUSE, "tcp://127.0.0.1:4200"), (errno.EADDRNOTAVAIL, "")])
+async def test_others_dial_it_and_listen_at_a_free_port(reason: int, taken: str) -> None:
     network = Network({"tcp://127.0.0.1:4200": reason})
     found = await Rendezvous("127.0.0.1:4200").find(network.listen)
     assert found.listener is not None
     assert found.listener.address == "tcp://127.0.0.1:0"
-    assert (found.targets, found.answers) == ((Target("tcp://127.0.0.1:4200"),), answers)
+    assert (found.targets, found.taken) == ((Target("tcp://127.0.0.1:4200"),), taken)
 
 
 async def test_an_agent_that_must_listen_elsewhere_only_dials() -> None:
@@ -81,6 +81,43 @@ async def test_an_agent_that_must_listen_elsewhere_only_dials() -> None:
     found = await Rendezvous("127.0.0.1:4200", "tcp://127.0.0.1:0").find(network.listen)
     assert network.asked == ["tcp://127.0.0.1:0"]
     assert found.targets == (Target("tcp://127.0.0.1:4200"),)
+
+
+@pytest.fixture
+def debian(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this machine know the name ``head`` as 127.0.1.1, as Debian's /etc/hosts has it."""
+
+    async def resolve(host: str) -> tuple[str, ...]:
+        return ("127.0.1.1",) if host == "head" else (host,)
+
+    monkeypatch.setattr("allreduced.daemon.reachability.resolve", resolve)
+
+
+@pytest.mark.usefixtures("debian")
+async def test_the_own_name_known_as_loopback_is_listened_at_everywhere() -> None:
+    network = Network({})
+    found = await Rendezvous("head:4200").find(network.listen)
+    assert (network.asked, found.targets) == (["tcp://0.0.0.0:4200"], ())
+    network = Network({"tcp://0.0.0.0:4200": errno.EADDRINUSE})
+    found = await Rendezvous("head:4200").find(network.listen)
+    assert network.asked == ["tcp://0.0.0.0:4200", "tcp://0.0.0.0:0"]
+    assert (found.targets, found.taken) == ((Target("tcp://head:4200"),), "tcp://0.0.0.0:4200")
+
+
+@pytest.mark.usefixtures("debian")
+async def test_the_own_name_known_as_loopback_without_a_secret_is_a_clear_error() -> None:
+    async def listen(address: str) -> Listener:
+        parsed = parse_address(address)
+        check_access(parsed, local=await stays_here(parsed), secret=b"", insecure=False)
+        return Bound(address)
+
+    with pytest.raises(AuthenticationError, match=r"head:4200, which this machine knows as its own loopback") as caught:
+        await Rendezvous("head:4200").find(listen)
+    assert "ALLREDUCED_SECRET" in caught.value.hint
+    assert "127.0.0.1" in caught.value.hint
+    found = await Rendezvous("127.0.0.1:4200").find(listen)
+    assert found.listener is not None
+    assert found.listener.address == "tcp://127.0.0.1:4200"
 
 
 async def test_other_reasons_not_to_listen_are_errors() -> None:

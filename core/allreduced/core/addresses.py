@@ -127,6 +127,11 @@ def is_wildcard(host: str) -> bool:
     return literal is not None and literal.is_unspecified
 
 
+def is_numeric(host: str) -> bool:
+    """Return True for literal addresses, also with a scope (``fe80::1%eth0``): nothing must be looked up."""
+    return _literal(host) is not None
+
+
 def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         literal = ipaddress.ip_address(host)

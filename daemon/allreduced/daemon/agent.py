@@ -255,7 +255,7 @@ class Agent:
 
     async def _meet(self, found: Found, diallers: list[Dialler]) -> None:
         try:
-            await reached(diallers, ANSWER_TIMEOUT if found.answers else REACH_TIMEOUT)
+            await reached(diallers, ANSWER_TIMEOUT if found.taken else REACH_TIMEOUT)
         except ProtocolError as error:
             where = found.targets[0].address
             raise ConfigError(
@@ -263,8 +263,8 @@ class Agent:
                 path="join",
                 hint=f"choose another port ({error.message})",
             ) from error
-        if found.answers:
-            self._spawn(self._take_over(found.targets[0].address, diallers[0]))
+        if found.taken:
+            self._spawn(self._take_over(found.taken, diallers[0]))
 
     async def _take_over(self, meeting: str, dialler: Dialler) -> None:
         """Listen at the meeting point once its holder is gone, which may have been the agent of an earlier job."""

@@ -14,13 +14,13 @@ from allreduced.core.errors import (
     to_wire,
 )
 from allreduced.core.identity import GroupKey
+from allreduced.core.log_limit import LogLimit
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.client_connection import ClientConnection, Pieces
 from allreduced.daemon.engine.events import ClientGone as EngineClientGone
 from allreduced.daemon.engine.events import GroupStarted, LeasesReturned, Submitted
 from allreduced.daemon.engine.region import Region
 from allreduced.daemon.local_limits import LocalLimits
-from allreduced.daemon.log_limit import LogLimit
 from allreduced.daemon.membership.events import ClientGone, ClientJoining, ClientLeaving
 from allreduced.daemon.ports import EventSink
 from allreduced.daemon.slab import Slab

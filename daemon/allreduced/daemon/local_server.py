@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 from allreduced.core.errors import AllReducedError, AuthenticationError, LimitExceeded, to_wire
 from allreduced.core.identity import GroupKey
+from allreduced.core.log_limit import LogLimit
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.client_connection import READ_BYTES, ClientConnection
 from allreduced.daemon.client_session import ClientSession, LocalContext
 from allreduced.daemon.engine.events import GroupStarted
 from allreduced.daemon.lifetime import Lifetime
 from allreduced.daemon.local_limits import LocalLimits
-from allreduced.daemon.log_limit import LogLimit
 from allreduced.daemon.ports import EventSink
 from allreduced.daemon.slab import Slab
 from allreduced.daemon.socket_path import BoundSocket, bind_socket

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Sequence
 
-from allreduced.core.addresses import Address, is_loopback, is_wildcard, parse_address
+from allreduced.core.addresses import Address, is_loopback, is_numeric, is_wildcard, parse_address
 from allreduced.core.errors import AuthenticationError, ConfigError
 
 
 async def resolve(host: str) -> tuple[str, ...]:
     """Return the numeric addresses of a host, best first; empty if it is not known (yet)."""
-    if _is_numeric(host):
+    if is_numeric(host):
         return (host,)
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -39,6 +38,18 @@ async def source_address(host: str) -> str:
                 continue
             return str(probe.getsockname()[0])
     raise ConfigError(f"there is no way to {host}: {reason}", hint="check the address, and this machine's network")
+
+
+async def known_as_loopback(host: str) -> bool:
+    """Tell whether this machine takes the name for its loopback, while others may know another address for it.
+
+    Debian's installer writes the machine's own name to ``/etc/hosts`` as 127.0.1.1. ``localhost`` and numbers mean the
+    same everywhere.
+    """
+    if is_loopback(host) or is_numeric(host):
+        return False
+    found = await resolve(host)
+    return bool(found) and all(is_loopback(numeric) for numeric in found)
 
 
 async def stays_here(address: Address) -> bool:
@@ -90,11 +101,3 @@ async def advertised(listening: Address, configured: str, targets: Sequence[str]
             hint="listen at an address that the other machines can reach, or set peers.advertise to one",
         )
     return str(address)
-
-
-def _is_numeric(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
