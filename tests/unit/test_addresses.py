@@ -6,6 +6,7 @@ from allreduced.core.addresses import (
     SUN_PATH,
     Address,
     SocketAddress,
+    is_link_local,
     is_loopback,
     is_numeric,
     is_wildcard,
@@ -104,6 +105,11 @@ def test_wildcards() -> None:
     assert is_wildcard("::")
     assert not is_wildcard("127.0.0.1")
     assert not is_wildcard("host")
+
+
+def test_link_local_addresses() -> None:
+    assert [is_link_local(host) for host in ("169.254.7.7", "fe80::1", "fe80::1%eth0")] == [True] * 3
+    assert [is_link_local(host) for host in ("10.0.0.1", "2001:db8::1", "fe80.example.org")] == [False] * 3
 
 
 def test_numeric_hosts_need_no_look_up() -> None:

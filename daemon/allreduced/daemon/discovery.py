@@ -13,12 +13,9 @@ from typing import Protocol, TypeAlias
 from allreduced.core.addresses import Address, is_wildcard, parse_address
 from allreduced.core.errors import AuthenticationError, ConfigError
 from allreduced.daemon.peer_link import Target
-from allreduced.daemon.reachability import known_as_loopback, source_address
+from allreduced.daemon.reachability import everywhere, known_as_loopback, source_address
 from allreduced.daemon.settings import DEFAULT_PORT, Settings
 from allreduced.transports.base import Listener
-
-EVERYWHERE = "0.0.0.0"
-"""All interfaces of this machine."""
 
 Listen: TypeAlias = "Callable[[str], Awaitable[Listener]]"
 """Opens a listening address, or raises ConfigError."""
@@ -58,7 +55,7 @@ class Static:
         """Listen where the settings say. See Discovery."""
         if not self._listen and not self._targets:
             return Found(None, ())
-        return Found(await listen(self._listen or f"tcp://{EVERYWHERE}:{DEFAULT_PORT}"), self._targets)
+        return Found(await listen(self._listen or str(Address("tcp", everywhere(), DEFAULT_PORT))), self._targets)
 
 
 class Rendezvous:
@@ -80,21 +77,28 @@ class Rendezvous:
         target = Target(str(self._meeting))
         if self._listen:
             return Found(await listen(self._listen), (target,))
-        everywhere = await known_as_loopback(self._meeting.host)
-        meeting = replace(self._meeting, host=EVERYWHERE) if everywhere else self._meeting
+        closed = await known_as_loopback(self._meeting.host)
+        meeting = replace(self._meeting, host=everywhere()) if closed else self._meeting
         try:
             return Found(await listen(str(meeting)), ())
         except AuthenticationError as error:
-            if everywhere:
+            if closed:
                 raise self._closed(error) from error
             raise
         except ConfigError as error:
             reason = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
             if reason not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
                 raise
-        own = EVERYWHERE if everywhere else await source_address(self._meeting.host)
-        taken = str(meeting) if reason == errno.EADDRINUSE else ""
-        return Found(await listen(str(Address(self._meeting.scheme, own, 0))), (target,), taken)
+        own = meeting.host if closed else await source_address(meeting.host)
+        if reason == errno.EADDRINUSE:
+            return Found(await listen(str(replace(meeting, host=own, port=0))), (target,), str(meeting))
+        # On another machine than the meeting point: the same port, so that firewalls need one rule.
+        try:
+            return Found(await listen(str(replace(meeting, host=own))), (target,))
+        except ConfigError as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EADDRINUSE:
+                raise
+        return Found(await listen(str(replace(meeting, host=own, port=0))), (target,))
 
     def _closed(self, error: AuthenticationError) -> AuthenticationError:
         return AuthenticationError(

@@ -6,8 +6,13 @@ import asyncio
 import socket
 from collections.abc import Sequence
 
-from allreduced.core.addresses import Address, is_loopback, is_numeric, is_wildcard, parse_address
+from allreduced.core.addresses import Address, is_link_local, is_loopback, is_numeric, is_wildcard, parse_address
 from allreduced.core.errors import AuthenticationError, ConfigError
+
+
+def everywhere() -> str:
+    """Return the host that stands for all interfaces of this machine, of IPv6 and IPv4 where it has both."""
+    return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
 async def resolve(host: str) -> tuple[str, ...]:
@@ -79,7 +84,7 @@ async def advertised(listening: Address, configured: str, targets: Sequence[str]
 
     ``listening``: where it listens; ``configured``: what the settings say, may be empty; ``targets``: whom it dials.
 
-    :raises ConfigError: only this machine can reach the address, but peers are on others.
+    :raises ConfigError: peers are on other machines, and only this one, or only one link, can reach the address.
     """
     remote = [target for target in map(parse_address, targets) if not await stays_here(target)]
     if configured:
@@ -99,5 +104,11 @@ async def advertised(listening: Address, configured: str, targets: Sequence[str]
             f"this agent would tell others to dial {address}, which is themselves; {remote[0]} is another machine",
             path="peers.advertise",
             hint="listen at an address that the other machines can reach, or set peers.advertise to one",
+        )
+    if remote and is_link_local(address.host):
+        raise ConfigError(
+            f"this agent would tell others to dial {address}, which means something on one link only",
+            path="peers.advertise",
+            hint="set peers.advertise to an address that all machines can reach",
         )
     return str(address)
