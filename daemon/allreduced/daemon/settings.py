@@ -104,6 +104,7 @@ class Limits(_Section, frozen=True):
     clients: Count = 1024
     requests: Annotated[Count, Meta(description="requests in flight of one client")] = 4096
     operations: Annotated[Count, Meta(description="operations in flight of one group")] = 4096
+    names: Annotated[Count, Meta(description="different names of operations in one group")] = 1 << 20
     inline: Annotated[Size, Meta(ge=1, le=64 << 10, description="bytes of a tensor that travels in messages")] = 8 << 10
     inline_bytes: Annotated[Size, Meta(ge=1, description="all small inputs in flight")] = 64 << 20
     lease_bytes: Annotated[Size, Meta(ge=1, description="results that one client may hold on to")] = 1 << 30
@@ -117,9 +118,12 @@ class Limits(_Section, frozen=True):
 
 
 class Failure(_Section, frozen=True):
-    """When something is given up. One knob; what else is needed is derived from it."""
+    """When something is given up; in seconds. What else is needed is derived from ``failure_timeout``."""
 
     failure_timeout: Annotated[float, Meta(ge=0.2, le=3600, description="seconds until a silent peer is dead")] = 5.0
+    deadline: Annotated[
+        Seconds, Meta(description="seconds until an operation is given up, where neither call nor connect() says")
+    ] = 300.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
