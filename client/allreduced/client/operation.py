@@ -191,7 +191,9 @@ class Operation:
         offset = 0
         for sink in part.sinks:
             count = math.prod(sink.shape)
-            piece = data[offset : offset + count].reshape(sink.shape)
+            piece = data if count == data.size else data[offset : offset + count]
+            if piece.shape != sink.shape:
+                piece = piece.reshape(sink.shape)
             offset += count
             if sink.out is not None:
                 np.copyto(sink.out, piece)
@@ -227,6 +229,18 @@ class Operation:
         self._end()
 
     def _succeed(self) -> None:
+        if len(self._outcomes) == 1:
+            [(nbytes, outcome)] = self._outcomes
+            self.info = WorkInfo(outcome.participants, outcome.algorithm, outcome.elapsed, nbytes)
+        else:
+            self._sum_up()
+        if not self.single:
+            self.result = self.results
+        elif self.results:
+            self.result = self.results[0]
+        self._end()
+
+    def _sum_up(self) -> None:
         outcomes = [outcome for _, outcome in self._outcomes]
         ranks = {rank for outcome in outcomes for rank in outcome.participants}
         self.info = WorkInfo(
@@ -235,11 +249,6 @@ class Operation:
             elapsed=max((outcome.elapsed for outcome in outcomes), default=0.0),
             nbytes=sum(nbytes for nbytes, _ in self._outcomes),
         )
-        if not self.single:
-            self.result = self.results
-        elif self.results:
-            self.result = self.results[0]
-        self._end()
 
     def _end(self) -> None:
         # Parts refer to their operation: the circle would keep results alive until the garbage collector comes.
