@@ -125,6 +125,7 @@ class Operation:
     """One call: its parts, and how it ended. ``done`` is set last, after results and errors."""
 
     __slots__ = (
+        "_names",
         "_outcomes",
         "algorithm",
         "deadline",
@@ -132,7 +133,6 @@ class Operation:
         "error",
         "give_up_at",
         "info",
-        "label",
         "parts",
         "priority",
         "result",
@@ -153,8 +153,8 @@ class Operation:
         priority: int,
         algorithm: str,
     ) -> None:
-        self.label = ", ".join(f"{part.kind} {part.name or 'unnamed'}" for part in parts)
         self.parts = tuple(parts)
+        self._names = [(part.kind, part.name) for part in self.parts]
         self.results: list[object] = [None] * results
         self.single = single
         self.view = view
@@ -273,4 +273,5 @@ class Operation:
         state = "pending"
         if self.done:
             state = "failed" if self.error is not None else "done"
-        return f"<{kind} {self.label or 'of nothing'}: {state}>"
+        label = ", ".join(f"{what} {name or 'unnamed'}" for what, name in self._names)
+        return f"<{kind} {label or 'of nothing'}: {state}>"

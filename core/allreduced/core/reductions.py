@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from functools import lru_cache
 
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import InvalidArgument
@@ -51,6 +52,7 @@ def reductions_of(dtype: DType) -> frozenset[Reduction]:
     return copied | _ARITHMETIC | _ORDER | _BITWISE | _LOGICAL
 
 
+@lru_cache(maxsize=256)
 def parse_reduction(label: str, dtype: DType) -> Reduction:
     """Return the reduction named ``label`` if it is defined for ``dtype``.
 
