@@ -81,6 +81,8 @@ def views(dtype: str, count: int) -> Callable[[Communicator, Gloo], Sides]:
     """Return a row with inputs in shared memory and results as views."""
 
     def prepare(comm: Communicator, gloo: Gloo) -> Sides:
+        if dtype == "bfloat16":
+            import_module("ml_dtypes")  # teaches NumPy this type
         buffer: Array = comm.empty((count,), dtype)
         tensor = gloo.torch.ones(count, dtype=getattr(gloo.torch, dtype))
         return Sides(
