@@ -1,16 +1,18 @@
 // Element types as vectors: how they are loaded, stored and held while they are accumulated.
 //
-// Included by reductions.cpp only. A new dtype is a new type here and a line in the table of reductions.cpp. An
-// element tells
-//   Vector        what is accumulated (for 16-bit floats: of float)
-//   kItemBytes    bytes of one element in memory
-//   kVectorBytes  bytes in memory that fill one Vector
-//   load, store   between memory at any address and a Vector
+// Included by reductions.cpp only. A new dtype is a new type here (or in narrow_floats.h) and a row in the table of
+// reductions.cpp. An element tells
+//   Vector      what is accumulated (for 16-bit floats: of float)
+//   Partial     the element whose memory holds an accumulated value without loss; itself unless it is narrower
+//   kItemBytes  bytes of one element in memory
+//   kLanes      elements of one Vector
+//   load, store between memory at any address and a Vector
 // and the operations that it supports do the rest.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace allreduced::ALLREDUCED_ISA {
 namespace {
@@ -23,36 +25,74 @@ constexpr std::size_t kRegisterBytes = 32;
 constexpr std::size_t kRegisterBytes = 16;
 #endif
 
-template <class Scalar>
+template <class Scalar, std::size_t kCount = kRegisterBytes / sizeof(Scalar)>
 struct Register {
-    typedef Scalar type __attribute__((vector_size(kRegisterBytes)));
+    typedef Scalar type __attribute__((vector_size(kCount * sizeof(Scalar))));
 };
+
+template <class V>
+inline V load_vector(const unsigned char* at) {
+    V value;
+    __builtin_memcpy(&value, at, sizeof value);
+    return value;
+}
 
 template <class T>
 struct Plain {
+    using Partial = Plain;
     using Scalar = T;
     using Vector = typename Register<T>::type;
     static constexpr std::size_t kItemBytes = sizeof(T);
-    static constexpr std::size_t kVectorBytes = kRegisterBytes;
+    static constexpr std::size_t kLanes = kRegisterBytes / kItemBytes;
 
-    static Vector load(const unsigned char* at) {
-        Vector value;
-        __builtin_memcpy(&value, at, sizeof value);
-        return value;
-    }
+    static Vector load(const unsigned char* at) { return load_vector<Vector>(at); }
     static void store(unsigned char* at, Vector value) { __builtin_memcpy(at, &value, sizeof value); }
 };
 
-struct Float32 : Plain<float> {};
-struct Float64 : Plain<double> {};
+using Float32 = Plain<float>;
+using Float64 = Plain<double>;
 
-// Integers wrap, so they are added and multiplied as unsigned numbers.
-struct Int32 : Plain<std::int32_t> {
-    using Wrapping = Register<std::uint32_t>::type;
+// Integers wrap: they are added and multiplied as unsigned numbers, whatever their sign.
+using Int8 = Plain<std::int8_t>;
+using Int16 = Plain<std::int16_t>;
+using Int32 = Plain<std::int32_t>;
+using Int64 = Plain<std::int64_t>;
+using UInt8 = Plain<std::uint8_t>;
+using UInt16 = Plain<std::uint16_t>;
+using UInt32 = Plain<std::uint32_t>;
+using UInt64 = Plain<std::uint64_t>;
+
+// Pairs of real and imaginary part, one behind the other as in memory.
+template <class T>
+struct Complex : Plain<T> {
+    using Partial = Complex;
+    using Vector = typename Plain<T>::Vector;
+    static constexpr std::size_t kItemBytes = 2 * sizeof(T);
+    static constexpr std::size_t kLanes = kRegisterBytes / kItemBytes;
+
+    static Vector swapped(Vector value) { return swapped(value, std::make_index_sequence<2 * kLanes>()); }
+    static Vector real_twice(Vector value) { return real_twice(value, std::make_index_sequence<2 * kLanes>()); }
+    static Vector imaginary_twice(Vector value) {
+        return imaginary_twice(value, std::make_index_sequence<2 * kLanes>());
+    }
+
+   private:
+    template <std::size_t... kAt>
+    static Vector swapped(Vector value, std::index_sequence<kAt...>) {
+        return __builtin_shufflevector(value, value, (kAt ^ 1)...);
+    }
+    template <std::size_t... kAt>
+    static Vector real_twice(Vector value, std::index_sequence<kAt...>) {
+        return __builtin_shufflevector(value, value, (kAt & ~std::size_t{1})...);
+    }
+    template <std::size_t... kAt>
+    static Vector imaginary_twice(Vector value, std::index_sequence<kAt...>) {
+        return __builtin_shufflevector(value, value, (kAt | 1)...);
+    }
 };
-struct Int64 : Plain<std::int64_t> {
-    using Wrapping = Register<std::uint64_t>::type;
-};
+
+using Complex64 = Complex<float>;
+using Complex128 = Complex<double>;
 
 }  // namespace
 }  // namespace allreduced::ALLREDUCED_ISA

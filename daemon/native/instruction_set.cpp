@@ -24,7 +24,7 @@ const Candidate kCandidates[] = {
      }},
 #endif
 #if ALLREDUCED_WITH_avx2
-    {"avx2", &avx2::kTable, [] { return __builtin_cpu_supports("avx2") != 0; }},
+    {"avx2", &avx2::kTable, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }},
 #endif
 #if defined(__aarch64__)
     {"neon", &baseline::kTable, [] { return true; }},

@@ -5,7 +5,10 @@
 // read of an element is read before it is written. All names live in a namespace of this instruction set.
 #include "reductions.h"
 
+#include <type_traits>
+
 #include "elements.h"
+#include "narrow_floats.h"
 #include "operations.h"
 
 namespace allreduced::ALLREDUCED_ISA {
@@ -15,91 +18,182 @@ namespace {
 
 constexpr std::size_t kUnroll = 4;  // vectors that are accumulated side by side
 
-// Reduces kVectors vectors at byte `offset`. kSources is the number of sources, or 0 to take it from the operands.
-template <class E, class Op, std::size_t kSources, std::size_t kVectors>
-ALLREDUCED_INLINE void combine(const unsigned char* const* sources, std::size_t source_count, unsigned char* target,
-                               std::size_t offset, double divisor) {
+// What the memory holds: sources of Element_, but partial results in the last `partials` of them if kMixed_; a target of
+// Target_, which is Element_ or its Partial.
+template <class Element_, class Target_, bool kMixed_>
+struct Layout {
+    using Element = Element_;
+    using Partial = typename Element::Partial;
+    using Target = Target_;
+    using Vector = typename Element::Vector;
+    static constexpr bool kMixed = kMixed_;
+    static constexpr std::size_t kLanes = Element::kLanes;
+};
+
+template <class E>
+typename E::Vector load_padded(const unsigned char* at, std::size_t count) {
+    unsigned char padded[E::kLanes * E::kItemBytes] = {};
+    __builtin_memcpy(padded, at, count * E::kItemBytes);
+    return E::load(padded);
+}
+
+// Returns the elements at `element` of one source.
+template <class L>
+ALLREDUCED_INLINE typename L::Vector load(const unsigned char* source, bool partial, std::size_t element) {
+    using Element = typename L::Element;
+    using Partial = typename L::Partial;
+    if (L::kMixed && partial) return Partial::load(source + element * Partial::kItemBytes);
+    return Element::load(source + element * Element::kItemBytes);
+}
+
+// Reduces kVectors vectors from `element` on. kSources is the number of sources, or 0 to take `source_count`.
+template <class L, class Op, std::size_t kSources, std::size_t kVectors>
+ALLREDUCED_INLINE void combine(const unsigned char* const* sources, std::size_t source_count, std::size_t elements,
+                               unsigned char* target, std::size_t element, double divisor) {
+    using Target = typename L::Target;
     const std::size_t n = kSources != 0 ? kSources : source_count;
-    typename E::Vector values[kVectors];
-    for (std::size_t v = 0; v < kVectors; ++v) values[v] = E::load(sources[0] + offset + v * E::kVectorBytes);
+    typename L::Vector values[kVectors];
+    for (std::size_t v = 0; v < kVectors; ++v) {
+        values[v] = Op::begin(load<L>(sources[0], elements == 0, element + v * L::kLanes));
+    }
     for (std::size_t s = 1; s < n; ++s) {
-        const unsigned char* source = sources[s] + offset;
+        const unsigned char* source = sources[s];
         for (std::size_t v = 0; v < kVectors; ++v) {
-            values[v] = Op::combine(values[v], E::load(source + v * E::kVectorBytes));
+            values[v] = Op::combine(values[v], load<L>(source, s >= elements, element + v * L::kLanes));
         }
     }
     for (std::size_t v = 0; v < kVectors; ++v) {
-        E::store(target + offset + v * E::kVectorBytes, Op::finish(values[v], divisor));
+        Target::store(target + (element + v * L::kLanes) * Target::kItemBytes, Op::finish(values[v], divisor));
     }
 }
 
 // The last elements, fewer than a vector: the same arithmetic on padded copies.
-template <class E, class Op>
-void combine_rest(const Operands& operands, std::size_t offset, std::size_t bytes) {
-    unsigned char padded[E::kVectorBytes] = {};
-    __builtin_memcpy(padded, operands.sources[0] + offset, bytes);
-    typename E::Vector value = E::load(padded);
-    for (std::size_t s = 1; s < operands.source_count; ++s) {
-        __builtin_memcpy(padded, operands.sources[s] + offset, bytes);
-        value = Op::combine(value, E::load(padded));
-    }
-    E::store(padded, Op::finish(value, operands.divisor));
-    __builtin_memcpy(operands.target + offset, padded, bytes);
+template <class L, class Op>
+void combine_rest(const Operands& operands, std::size_t element, std::size_t count) {
+    using Element = typename L::Element;
+    using Partial = typename L::Partial;
+    using Target = typename L::Target;
+    const auto load_rest = [&](std::size_t s) {
+        if (L::kMixed && s >= operands.source_count - operands.partials) {
+            return load_padded<Partial>(operands.sources[s] + element * Partial::kItemBytes, count);
+        }
+        return load_padded<Element>(operands.sources[s] + element * Element::kItemBytes, count);
+    };
+    typename L::Vector value = Op::begin(load_rest(0));
+    for (std::size_t s = 1; s < operands.source_count; ++s) value = Op::combine(value, load_rest(s));
+    unsigned char padded[L::kLanes * Target::kItemBytes];
+    Target::store(padded, Op::finish(value, operands.divisor));
+    __builtin_memcpy(operands.target + element * Target::kItemBytes, padded, count * Target::kItemBytes);
 }
 
-template <class E, class Op, std::size_t kSources>
+template <class L, class Op, std::size_t kSources>
 void reduce_sources(const Operands& operands) {
     const unsigned char* local[kSources != 0 ? kSources : 1];  // in registers: stores to target cannot change them
     for (std::size_t s = 0; s < kSources; ++s) local[s] = operands.sources[s];
     const unsigned char* const* sources = kSources != 0 ? local : operands.sources;
     const std::size_t n = operands.source_count;
+    const std::size_t elements = n - operands.partials;
     unsigned char* const target = operands.target;
     const double divisor = operands.divisor;
 
-    std::size_t offset = operands.first * E::kItemBytes;
-    const std::size_t end = offset + operands.count * E::kItemBytes;
-    for (; end - offset >= kUnroll * E::kVectorBytes; offset += kUnroll * E::kVectorBytes) {
-        combine<E, Op, kSources, kUnroll>(sources, n, target, offset, divisor);
+    std::size_t element = operands.first;
+    const std::size_t end = element + operands.count;
+    for (; end - element >= kUnroll * L::kLanes; element += kUnroll * L::kLanes) {
+        combine<L, Op, kSources, kUnroll>(sources, n, elements, target, element, divisor);
     }
-    for (; end - offset >= E::kVectorBytes; offset += E::kVectorBytes) {
-        combine<E, Op, kSources, 1>(sources, n, target, offset, divisor);
+    for (; end - element >= L::kLanes; element += L::kLanes) {
+        combine<L, Op, kSources, 1>(sources, n, elements, target, element, divisor);
     }
-    if (offset < end) combine_rest<E, Op>(operands, offset, end - offset);
+    if (element < end) combine_rest<L, Op>(operands, element, end - element);
 }
 
 template <class E, template <class> class Op>
 void reduce(const Operands& operands) {
+    using Partial = typename E::Partial;
+    if constexpr (!std::is_same_v<E, Partial>) {
+        if (operands.partial_target) return reduce_sources<Layout<E, Partial, true>, Op<E>, 0>(operands);
+        if (operands.partials > 0) return reduce_sources<Layout<E, E, true>, Op<E>, 0>(operands);
+    }
     // Unrolling for a known number of sources pays for two, and only for data in the nearest cache.
     if (operands.source_count == 2) {
-        reduce_sources<E, Op<E>, 2>(operands);
+        reduce_sources<Layout<E, E, false>, Op<E>, 2>(operands);
     } else {
-        reduce_sources<E, Op<E>, 0>(operands);
+        reduce_sources<Layout<E, E, false>, Op<E>, 0>(operands);
     }
 }
 
+// What keeps the only source as it is: a conversion where source and target differ.
+template <class E>
+struct Identity : Operation<E> {
+    static typename E::Vector combine(typename E::Vector a, typename E::Vector) { return a; }
+};
+
 template <class E>
 void copy(const Operands& operands) {
-    if (operands.target != operands.sources[0]) {
-        const std::size_t offset = operands.first * E::kItemBytes;
-        __builtin_memcpy(operands.target + offset, operands.sources[0] + offset, operands.count * E::kItemBytes);
+    const bool from_partial = operands.partials > 0;
+    if constexpr (!std::is_same_v<E, typename E::Partial>) {
+        if (from_partial != operands.partial_target) return reduce<E, Identity>(operands);
     }
+    if (operands.target != operands.sources[0]) {
+        const std::size_t itemsize = from_partial ? E::Partial::kItemBytes : E::kItemBytes;
+        const std::size_t offset = operands.first * itemsize;
+        __builtin_memcpy(operands.target + offset, operands.sources[0] + offset, operands.count * itemsize);
+    }
+}
+
+// Columns: copy, sum, mean, prod, min, max, band, bor, bxor, land, lor, lxor. Where the sign of an integer does not
+// matter, both kinds share the kernel of the unsigned one.
+
+template <class E, class Unsigned>
+constexpr KernelRow integer() {
+    return {E::kItemBytes,
+            E::kItemBytes,
+            {copy<Unsigned>, reduce<Unsigned, Sum>, nullptr, reduce<Unsigned, Prod>, reduce<E, Min>, reduce<E, Max>,
+             reduce<Unsigned, BitAnd>, reduce<Unsigned, BitOr>, reduce<Unsigned, BitXor>, reduce<Unsigned, LogicalAnd>,
+             reduce<Unsigned, LogicalOr>, reduce<Unsigned, LogicalXor>}};
+}
+
+template <class E>
+constexpr KernelRow floating() {
+    return {E::kItemBytes,
+            E::Partial::kItemBytes,
+            {copy<E>, reduce<E, Sum>, reduce<E, Mean>, reduce<E, Prod>, reduce<E, Min>, reduce<E, Max>, nullptr,
+             nullptr, nullptr, reduce<E, LogicalAnd>, reduce<E, LogicalOr>, reduce<E, LogicalXor>}};
+}
+
+template <class E>
+constexpr KernelRow complex() {
+    return {E::kItemBytes, E::kItemBytes, {copy<E>, reduce<E, Sum>, reduce<E, Mean>, reduce<E, Prod>}};
+}
+
+// Any byte but 0 is true. The sum is "or", as in NumPy and torch.distributed.
+constexpr KernelRow boolean() {
+    constexpr Kernel all = reduce<UInt8, LogicalAnd>;
+    constexpr Kernel any = reduce<UInt8, LogicalOr>;
+    constexpr Kernel odd = reduce<UInt8, LogicalXor>;
+    return {1, 1, {copy<UInt8>, any, nullptr, all, all, any, all, any, odd, all, any, odd}};
 }
 
 }  // namespace
 
-// Rows: dtype codes. Columns: reduction codes (copy, sum, mean, prod, min, max).
 extern const KernelTable kTable;
-const KernelTable kTable = {
-    {0, Float32::kItemBytes, Float64::kItemBytes, Int32::kItemBytes, Int64::kItemBytes},
-    {
-        {},
-        {copy<Float32>, reduce<Float32, Sum>, reduce<Float32, Mean>, reduce<Float32, Prod>, reduce<Float32, Min>,
-         reduce<Float32, Max>},
-        {copy<Float64>, reduce<Float64, Sum>, reduce<Float64, Mean>, reduce<Float64, Prod>, reduce<Float64, Min>,
-         reduce<Float64, Max>},
-        {copy<Int32>, reduce<Int32, Sum>, nullptr, reduce<Int32, Prod>, reduce<Int32, Min>, reduce<Int32, Max>},
-        {copy<Int64>, reduce<Int64, Sum>, nullptr, reduce<Int64, Prod>, reduce<Int64, Min>, reduce<Int64, Max>},
-    },
-};
+constexpr KernelTable kTable = {{
+    {},
+    floating<Float32>(),
+    floating<Float64>(),
+    integer<Int32, UInt32>(),
+    integer<Int64, UInt64>(),
+    integer<Int8, UInt8>(),
+    integer<Int16, UInt16>(),
+    integer<UInt8, UInt8>(),
+    integer<UInt16, UInt16>(),
+    integer<UInt32, UInt32>(),
+    integer<UInt64, UInt64>(),
+    boolean(),
+    floating<Float16>(),
+    floating<BFloat16>(),
+    complex<Complex64>(),
+    complex<Complex128>(),
+}};
 
 }  // namespace allreduced::ALLREDUCED_ISA

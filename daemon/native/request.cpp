@@ -14,18 +14,19 @@ constexpr std::size_t kMostSources = std::size_t{1} << 16;
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
-std::size_t row(std::int64_t dtype) {
-    if (dtype < 0 || dtype >= static_cast<std::int64_t>(kDTypes) || kernels().itemsize[dtype] == 0) {
+const KernelRow& row(std::int64_t dtype) {
+    if (dtype < 0 || dtype >= static_cast<std::int64_t>(kDTypes) || kernels().row[dtype].itemsize == 0) {
         refuse("unknown dtype code " + std::to_string(dtype));
     }
-    return static_cast<std::size_t>(dtype);
+    return kernels().row[dtype];
 }
 
-Kernel find(std::size_t dtype, std::int64_t reduction) {
+Kernel find(std::int64_t dtype, std::int64_t reduction) {
+    const KernelRow& kernels = row(dtype);
     if (reduction < 0 || reduction >= static_cast<std::int64_t>(kReductions)) {
         refuse("unknown reduction code " + std::to_string(reduction));
     }
-    const Kernel kernel = kernels().at[dtype][reduction];
+    const Kernel kernel = kernels.at[reduction];
     if (kernel == nullptr) {
         refuse("reduction code " + std::to_string(reduction) + " is not defined for dtype code " +
                std::to_string(dtype));
@@ -36,15 +37,17 @@ Kernel find(std::size_t dtype, std::int64_t reduction) {
 }  // namespace
 
 Request::Request(std::int64_t dtype, std::int64_t reduction, std::int64_t divisor, std::int64_t count,
-                 const std::vector<std::uintptr_t>& sources, std::uintptr_t target)
-    : kernel_(find(row(dtype), reduction)),
-      itemsize_(kernels().itemsize[dtype]),
+                 const std::vector<std::uintptr_t>& sources, std::uintptr_t target, Partials partials)
+    : kernel_(find(dtype, reduction)),
+      itemsize_(partials.target ? row(dtype).partial_itemsize : row(dtype).itemsize),
       count_(static_cast<std::size_t>(count)),
       divisor_(static_cast<double>(divisor)),
-      target_(reinterpret_cast<unsigned char*>(target)) {
-    if (count < 0 || static_cast<std::uint64_t>(count) > kMostBytes / itemsize_) {
-        refuse("count must be between 0 and " + std::to_string(kMostBytes / itemsize_) + ", got " +
-               std::to_string(count));
+      partials_(static_cast<std::size_t>(partials.sources)),
+      target_(reinterpret_cast<unsigned char*>(target)),
+      partial_target_(partials.target) {
+    const std::uint64_t most = kMostBytes / row(dtype).partial_itemsize;
+    if (count < 0 || static_cast<std::uint64_t>(count) > most) {
+        refuse("count must be between 0 and " + std::to_string(most) + ", got " + std::to_string(count));
     }
     if (divisor < 1) refuse("divisor must be at least 1, got " + std::to_string(divisor));
     if (sources.empty()) refuse("sources is empty; at least one is needed");
@@ -55,9 +58,17 @@ Request::Request(std::int64_t dtype, std::int64_t reduction, std::int64_t diviso
     if (static_cast<Reduction>(reduction) == Reduction::copy && sources.size() != 1) {
         refuse("copy takes one source, got " + std::to_string(sources.size()));
     }
+    if (partials.sources < 0 || partials_ > sources.size()) {
+        refuse("partials must be between 0 and the number of sources, got " + std::to_string(partials.sources));
+    }
     sources_.reserve(sources.size());
     for (const std::uintptr_t source : sources) {
         if (source == 0 && count > 0) refuse("a source address is 0");
+        const bool partial = sources_.size() >= sources.size() - partials_;
+        const std::size_t itemsize = partial ? row(dtype).partial_itemsize : row(dtype).itemsize;
+        if (source == target && itemsize != itemsize_ && count > 0) {
+            refuse("the target is a source whose elements have another size");
+        }
         sources_.push_back(reinterpret_cast<const unsigned char*>(source));
     }
     if (target == 0 && count > 0) refuse("the target address is 0");
@@ -65,7 +76,7 @@ Request::Request(std::int64_t dtype, std::int64_t reduction, std::int64_t diviso
 
 void Request::run(std::size_t first, std::size_t count) const {
     if (count == 0) return;
-    kernel_({sources_.data(), sources_.size(), target_, first, count, divisor_});
+    kernel_({sources_.data(), sources_.size(), partials_, target_, partial_target_, first, count, divisor_});
 }
 
 DefaultFloatingPoint::DefaultFloatingPoint() : saved_{} {

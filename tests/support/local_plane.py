@@ -190,11 +190,13 @@ class Plane:
         await client.hello(shared_memory=shared_memory)
         return client
 
-    async def join(self, rank: int = 0, *, shared_memory: bool = True) -> tuple[RawClient, int]:
+    async def join(
+        self, rank: int = 0, *, shared_memory: bool = True, default_deadline: float = 60.0
+    ) -> tuple[RawClient, int]:
         """Return an attached client that holds ``rank`` of a group of two, and its number at the agent."""
         client = await self.attach(shared_memory=shared_memory)
         before = sum(isinstance(event, ClientJoining) for event in self.sink.membership)
-        await client.send(Join(1, "job", "world", rank, 2, rank, 30.0, 60.0))
+        await client.send(Join(1, "job", "world", rank, 2, rank, 30.0, default_deadline))
         joining = await self.sink.told(ClientJoining, before + 1)
         members = (Member(NODE, INCARNATION, (0, 1)),)
         started = GroupStarted(GROUP, joining.key, 1, 1 << 20, members, 0, {rank: joining.client})

@@ -269,6 +269,31 @@ def test_what_cannot_be_served_is_said_at_once() -> None:
     assert bench.engine.snapshot()["groups"][GROUP]["operations"] == []
 
 
+def test_one_name_too_many_is_refused_with_its_limit() -> None:
+    bench = Bench(("a", (0, 1)), limits=Limits(names=2))
+    assert errors(bench.submit(0, "x")) + errors(bench.submit(0, "y")) + errors(bench.submit(0, "x")) == []
+    (error,) = errors(bench.submit(0, "z"))
+    assert isinstance(error, LimitExceeded)
+    assert error.limit == "limits.names"
+
+
+def test_the_engine_is_idle_once_nothing_of_a_local_rank_is_under_way() -> None:
+    bench = Bench(("a", (0,)), ("b", (1,)))
+    barrier = fingerprint(kind="barrier", count=0)
+    idle = [bench.engine.idle]
+    bench.frame(Arrived(GROUP, 1, "theirs", 0, (1,)))
+    idle.append(bench.engine.idle)  # nobody here has called it
+    bench.submit(0, described=barrier)
+    idle.append(bench.engine.idle)
+    bench.frame(ready(described=barrier))
+    idle.append(bench.engine.idle)
+    bench.submit(0, "lost", barrier)
+    idle.append(bench.engine.idle)
+    bench.do(GroupBroken(GROUP, RankLost("gone", ranks=(1,), nodes=("b",))))
+    idle.append(bench.engine.idle)
+    assert idle == [True, True, False, True, False, True]
+
+
 def test_a_source_of_another_size_is_refused() -> None:
     bench = Bench(("a", (0,)))
     actions = bench.do(Submitted(0, 1, GROUP, 0, "x", fingerprint(), Region(0, 0, 399), 130.0, 0))

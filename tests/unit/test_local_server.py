@@ -42,7 +42,7 @@ async def plane() -> AsyncIterator[Plane]:
 async def test_hello_is_answered_with_version_node_and_inline_limit(plane: Plane) -> None:
     client = plane.connect()
     await client.send(local.Hello(1, 9, os.getpid(), True))
-    assert await client.receive(local.Welcome) == local.Welcome(1, NODE, INCARNATION, 8192)
+    assert await client.receive(local.Welcome) == local.Welcome(1, NODE, INCARNATION, 8192, 300.0)
 
 
 async def test_a_join_becomes_a_claim_of_the_peers_uid_and_is_answered(plane: Plane) -> None:
@@ -73,6 +73,17 @@ async def test_an_admitted_client_learns_who_is_where(plane: Plane) -> None:
     failed = await client.receive(local.RequestFailed)
     assert "holds no rank of group" in failed.error[1]
     assert sum(isinstance(event, ClientLeaving) for event in plane.sink.membership) == 1
+
+
+@pytest.mark.parametrize(("of_call", "of_group", "holds"), [(7.0, 60.0, 7.0), (0.0, 60.0, 60.0), (0.0, 0.0, 300.0)])
+async def test_the_deadline_is_that_of_the_call_else_of_the_group_else_of_the_agent(
+    plane: Plane, of_call: float, of_group: float, holds: float
+) -> None:
+    client, _ = await plane.join(default_deadline=of_group)
+    before = plane.sink.now()
+    await client.send(submit(2, deadline=of_call, payload=FOUR))
+    event = await plane.sink.told(Submitted)
+    assert before + holds <= event.deadline_at <= plane.sink.now() + holds
 
 
 async def test_an_input_arena_is_sealed_shared_and_charged(plane: Plane) -> None:

@@ -44,7 +44,7 @@ class AsyncCommunicator(Place):
         local_size: int | None = None,
         socket: str | None = None,
         deadline: float = 300.0,
-        default_deadline: float = 300.0,
+        default_deadline: float | None = None,
         shared_memory: bool = True,
         agent: Literal["auto", "require"] | None = None,
     ) -> Connecting:
@@ -280,8 +280,8 @@ class AsyncCommunicator(Place):
         extents, kind = check_shape(shape, dtype)
         nbytes = math.prod(extents) * kind.itemsize
         if not self._session.shared_memory or nbytes <= self._session.inline_limit:
-            return np.empty(extents, kind.label)
-        return (await self._session.allocate(nbytes)).array(extents, kind.label)
+            return np.empty(extents, kind)
+        return (await self._session.allocate(nbytes)).array(extents, kind)
 
     @overload
     async def zeros(self, shape: Shape, dtype: type[ScalarT] | np.dtype[ScalarT]) -> npt.NDArray[ScalarT]: ...
@@ -295,7 +295,7 @@ class AsyncCommunicator(Place):
     async def zeros(self, shape: Shape, dtype: npt.DTypeLike = "float32") -> Array:
         """Return :meth:`empty` filled with zeros."""
         _, kind = check_shape(shape, dtype)
-        array = await self.empty(shape, kind.label)
+        array = await self.empty(shape, kind)
         array.fill(0)
         return array
 
@@ -340,5 +340,5 @@ class Connecting:
     async def _connect(self) -> AsyncCommunicator:
         options = self._options
         attached = await drive(attach(options))
-        session = AsyncSession(attached, default_deadline=options.default_deadline)
+        session = AsyncSession(attached)
         return AsyncCommunicator(session, job=options.launch.job, group=options.group)

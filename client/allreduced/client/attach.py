@@ -42,6 +42,7 @@ class Options:
     group: str
     deadline: float
     default_deadline: float
+    """0 for the agent's."""
     shared_memory: bool
 
 
@@ -64,7 +65,7 @@ def read_options(
     local_size: int | None,
     socket: str | None,
     deadline: float,
-    default_deadline: float,
+    default_deadline: float | None,
     shared_memory: bool,
     agent: str | None,
 ) -> Options:
@@ -92,7 +93,7 @@ def read_options(
         agent=read_agent(os.environ, launch, socket=socket, agent=agent),
         group=group,
         deadline=check_deadline("deadline", deadline),
-        default_deadline=check_deadline("default_deadline", default_deadline),
+        default_deadline=0.0 if default_deadline is None else check_deadline("default_deadline", default_deadline),
         shared_memory=shared_memory,
     )
 

@@ -32,7 +32,7 @@ def connect(
     local_size: int | None = None,
     socket: str | None = None,
     deadline: float = 300.0,
-    default_deadline: float = 300.0,
+    default_deadline: float | None = None,
     shared_memory: bool = True,
     agent: Literal["auto", "require"] | None = None,
 ) -> Communicator:
@@ -42,8 +42,8 @@ def connect(
     process that nobody launched is the only rank. ``socket``: the agent's, a path or ``@name``; else
     ``ALLREDUCED_SOCKET`` and the usual places are looked at, and where no agent runs a private one is started for the
     job, unless ``agent`` is ``"require"``. ``deadline``: seconds until all ranks must be there.
-    ``default_deadline``: seconds for each operation that names none. ``shared_memory``: false sends tensors through
-    the socket, where descriptors cannot be passed.
+    ``default_deadline``: seconds for each operation that names none; the agent's ``failure.deadline`` (300 s) if it is
+    left out. ``shared_memory``: false sends tensors through the socket, where descriptors cannot be passed.
 
     :raises AgentUnavailable: there is no agent and none could be started.
     :raises DeadlineExceeded: ranks are missing; ``missing`` names them.
@@ -64,7 +64,7 @@ def connect(
         agent=agent,
     )
     attached = drive(attach(options))
-    session = Session(attached, default_deadline=options.default_deadline)
+    session = Session(attached)
     return Communicator(session, job=options.launch.job, group=group)
 
 
@@ -187,10 +187,11 @@ class Communicator(Place):
     ) -> object:
         """Combine the ``x`` of all ranks element by element and give every rank the same bits.
 
-        ``op``: sum, mean, prod, min, max. All ranks give the same shape, dtype and op. The result is a new array in
-        the kind of ``x`` (NumPy or torch), or is written to ``out``, which may be ``x`` itself and need not be
-        contiguous. ``view=True`` returns a read-only view of the node's result instead of a copy; its memory is the
-        agent's until the array and all views of it are gone, so don't keep many.
+        ``op``: sum, prod, mean (floats and complex), min, max, land, lor, lxor (all but complex), band, bor, bxor
+        (integers and bool); docs/numerics.md says what they compute, exactly. All ranks give the same shape, dtype and
+        op. The result is a new array in the kind of ``x`` (NumPy or torch), or is written to ``out``, which may be
+        ``x`` itself and need not be contiguous. ``view=True`` returns a read-only view of the node's result instead of
+        a copy; its memory is the agent's until the array and all views of it are gone, so don't keep many.
 
         :raises InvalidArgument: a dtype, op, shape or ``out`` that cannot be; no other rank is affected.
         :raises MismatchError: ranks called it differently; on all of them.
@@ -484,8 +485,8 @@ class Communicator(Place):
         extents, kind = check_shape(shape, dtype)
         nbytes = math.prod(extents) * kind.itemsize
         if not self._session.shared_memory or nbytes <= self._session.inline_limit:
-            return np.empty(extents, kind.label)
-        return self._session.allocate(nbytes).array(extents, kind.label)
+            return np.empty(extents, kind)
+        return self._session.allocate(nbytes).array(extents, kind)
 
     @overload
     def zeros(self, shape: Shape, dtype: type[ScalarT] | np.dtype[ScalarT]) -> npt.NDArray[ScalarT]: ...
@@ -499,7 +500,7 @@ class Communicator(Place):
     def zeros(self, shape: Shape, dtype: npt.DTypeLike = "float32") -> Array:
         """Return :meth:`empty` filled with zeros."""
         _, kind = check_shape(shape, dtype)
-        array = self.empty(shape, kind.label)
+        array = self.empty(shape, kind)
         array.fill(0)
         return array
 

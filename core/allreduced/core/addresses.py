@@ -130,6 +130,17 @@ def is_wildcard(host: str) -> bool:
     return literal is not None and literal.is_unspecified
 
 
+def is_link_local(host: str) -> bool:
+    """Return True for literal addresses that mean something on one link only (169.254.0.0/16, fe80::/10)."""
+    literal = _literal(host)
+    return literal is not None and literal.is_link_local
+
+
+def is_numeric(host: str) -> bool:
+    """Return True for literal addresses, also with a scope (``fe80::1%eth0``): nothing must be looked up."""
+    return _literal(host) is not None
+
+
 def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         literal = ipaddress.ip_address(host)

@@ -14,11 +14,30 @@ class DType(enum.IntEnum):
     FLOAT64 = 2
     INT32 = 3
     INT64 = 4
+    INT8 = 5
+    INT16 = 6
+    UINT8 = 7
+    UINT16 = 8
+    UINT32 = 9
+    UINT64 = 10
+    BOOL = 11
+    FLOAT16 = 12
+    BFLOAT16 = 13
+    COMPLEX64 = 14
+    COMPLEX128 = 15
 
     @property
     def label(self) -> str:
-        """The NumPy name, such as ``float32``."""
+        """The name users give and read, such as ``float32``: NumPy's, and ``bfloat16``."""
         return self.name.lower()
+
+    @property
+    def storage(self) -> str:
+        """The NumPy name of a type whose elements hold the same bits: ``uint16`` for bfloat16, else the label.
+
+        NumPy knows ``bfloat16`` only while ml_dtypes is imported; this name is known always.
+        """
+        return "uint16" if self is DType.BFLOAT16 else self.label
 
     @property
     def itemsize(self) -> int:
@@ -26,12 +45,46 @@ class DType(enum.IntEnum):
         return _ITEMSIZE[self]
 
     @property
+    def accumulator(self) -> DType:
+        """The type of partial results until the last rounding: float32 for 16-bit floats, else itself."""
+        return DType.FLOAT32 if self in (DType.FLOAT16, DType.BFLOAT16) else self
+
+    @property
     def is_integer(self) -> bool:
-        """True for types whose sums wrap and whose mean is refused."""
-        return self in (DType.INT32, DType.INT64)
+        """True for types whose sums wrap and whose mean is refused. ``bool`` is no integer."""
+        return self in _INTEGERS
+
+    @property
+    def is_float(self) -> bool:
+        """True for real floating-point types."""
+        return self in _FLOATS
+
+    @property
+    def is_complex(self) -> bool:
+        """True for types whose elements are pairs of floats."""
+        return self in _COMPLEX
 
 
-_ITEMSIZE = {DType.FLOAT32: 4, DType.FLOAT64: 8, DType.INT32: 4, DType.INT64: 8}
+_FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
+_COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
+_INTEGERS = frozenset(DType) - _FLOATS - _COMPLEX - {DType.BOOL}
+_ITEMSIZE = {
+    DType.FLOAT32: 4,
+    DType.FLOAT64: 8,
+    DType.INT32: 4,
+    DType.INT64: 8,
+    DType.INT8: 1,
+    DType.INT16: 2,
+    DType.UINT8: 1,
+    DType.UINT16: 2,
+    DType.UINT32: 4,
+    DType.UINT64: 8,
+    DType.BOOL: 1,
+    DType.FLOAT16: 2,
+    DType.BFLOAT16: 2,
+    DType.COMPLEX64: 8,
+    DType.COMPLEX128: 16,
+}
 _BY_LABEL = {dtype.label: dtype for dtype in DType}
 
 

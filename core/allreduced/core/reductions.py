@@ -1,8 +1,9 @@
-"""Reductions and the table of element types that each is defined for."""
+"""Reductions and the table of element types that each is defined for; ``docs/numerics.md`` says what they compute."""
 
 from __future__ import annotations
 
 import enum
+from functools import cache
 
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import InvalidArgument
@@ -20,6 +21,12 @@ class Reduction(enum.IntEnum):
     PROD = 3
     MIN = 4
     MAX = 5
+    BAND = 6
+    BOR = 7
+    BXOR = 8
+    LAND = 9
+    LOR = 10
+    LXOR = 11
 
     @property
     def label(self) -> str:
@@ -28,6 +35,22 @@ class Reduction(enum.IntEnum):
 
 
 _BY_LABEL = {reduction.label: reduction for reduction in Reduction if reduction is not Reduction.COPY}
+
+_ARITHMETIC = frozenset({Reduction.SUM, Reduction.PROD})
+_ORDER = frozenset({Reduction.MIN, Reduction.MAX})
+_BITWISE = frozenset({Reduction.BAND, Reduction.BOR, Reduction.BXOR})
+_LOGICAL = frozenset({Reduction.LAND, Reduction.LOR, Reduction.LXOR})
+
+
+@cache
+def reductions_of(dtype: DType) -> frozenset[Reduction]:
+    """Return the reductions that are defined for ``dtype``. ``COPY`` is among them: it is defined for all."""
+    copied = frozenset({Reduction.COPY})
+    if dtype.is_complex:
+        return copied | _ARITHMETIC | {Reduction.MEAN}
+    if dtype.is_float:
+        return copied | _ARITHMETIC | {Reduction.MEAN} | _ORDER | _LOGICAL
+    return copied | _ARITHMETIC | _ORDER | _BITWISE | _LOGICAL
 
 
 def parse_reduction(label: object, dtype: DType) -> Reduction:
@@ -38,9 +61,23 @@ def parse_reduction(label: object, dtype: DType) -> Reduction:
     reduction = _BY_LABEL.get(label) if isinstance(label, str) else None
     if reduction is None:
         raise InvalidArgument(f"reduction {label!r} is not supported; there are {', '.join(_BY_LABEL)}")
-    if reduction is Reduction.MEAN and dtype.is_integer:
+    defined = reductions_of(dtype)
+    if reduction not in defined:
+        listed = ", ".join(other.label for other in _BY_LABEL.values() if other in defined)
+        reason, hint = _explain(reduction, dtype)
         raise InvalidArgument(
-            f"mean of {dtype.label} is not defined: the result would not be an integer",
-            hint="use op='sum' and divide, or convert to float64 first",
+            f"{label} of {dtype.label} is not defined{reason}; for {dtype.label} there are {listed}", hint=hint
         )
     return reduction
+
+
+def _explain(reduction: Reduction, dtype: DType) -> tuple[str, str]:
+    """Return why a pair is not in the table, and what to do instead."""
+    if reduction is Reduction.MEAN:
+        kind = "an integer" if dtype.is_integer else "a bool"
+        return f": the result would not be {kind}", "use op='sum' and divide, or convert to float64 first"
+    if reduction in _BITWISE:
+        return ": it is for integers and bool", "convert to an integer type first"
+    if reduction in _ORDER:
+        return ": complex numbers have no order", "reduce abs(x), or x.real and x.imag"
+    return ": it is for real types and bool", "reduce x != 0"

@@ -14,13 +14,13 @@ from allreduced.core.errors import (
     to_wire,
 )
 from allreduced.core.identity import GroupKey
+from allreduced.core.log_limit import LogLimit
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.client_connection import ClientConnection, Pieces
 from allreduced.daemon.engine.events import ClientGone as EngineClientGone
 from allreduced.daemon.engine.events import GroupStarted, LeasesReturned, Submitted
 from allreduced.daemon.engine.region import Region
 from allreduced.daemon.local_limits import LocalLimits
-from allreduced.daemon.log_limit import LogLimit
 from allreduced.daemon.membership.events import ClientGone, ClientJoining, ClientLeaving
 from allreduced.daemon.ports import EventSink
 from allreduced.daemon.slab import Slab
@@ -40,9 +40,13 @@ class LocalContext:
     limits: LocalLimits
     node: str
     incarnation: int
+    default_deadline: float
+    """Seconds, for operations of groups that name none."""
     log: LogLimit
     drop_stale: Callable[[GroupKey, int], None]
     """Ends the connections that hold ranks of this group and whose processes are gone, other than this client's."""
+    changed: Callable[[], None]
+    """Called when a client was welcomed, and when a connection ended."""
     forget: Callable[[int], None]
     """Called when nothing of this client is left at all."""
 
@@ -143,7 +147,10 @@ class ClientSession:
         self._attached = True
         self._pid = connection.pid or message.pid  # the kernel tells 0 for a process of another container
         self._shared_memory = message.shared_memory
-        connection.send(local.Welcome(version, context.node, context.incarnation, context.limits.inline))
+        connection.send(
+            local.Welcome(version, context.node, context.incarnation, context.limits.inline, context.default_deadline)
+        )
+        context.changed()
 
     def _join(self, message: local.Join) -> None:
         request = self._new_request(message.request)
@@ -158,7 +165,7 @@ class ClientSession:
             return
         key = GroupKey(self.connection.uid, message.job, message.group)
         self._context.drop_stale(key, self.client)
-        self._joins[request] = _Join(key, message.default_deadline)
+        self._joins[request] = _Join(key, message.default_deadline or self._context.default_deadline)
         self._sink.membership_event(
             ClientJoining(
                 self.client,
@@ -459,6 +466,7 @@ class ClientSession:
         self._joins.clear()
         self._groups.clear()
         self._keys.clear()
+        self._context.changed()
         self._look_empty()
 
     def _operation_over(self, request: int, operation: _Operation) -> None:

@@ -3,10 +3,12 @@
 #include <poll.h>
 
 #include <cmath>
+#include <complex>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <map>
 #include <memory>
@@ -54,33 +56,98 @@ std::uint64_t next_random() {
     return state;
 }
 
+// One element in memory, `T`, and the number it is computed with, `Number`.
 template <class T>
+struct Plain {
+    using Number = T;
+    static Number number(T value) { return value; }
+    static T element(Number value) { return value; }
+};
+
+template <DType kDType>
 struct Traits;
+template <> struct Traits<DType::float32> : Plain<float> { using Element = float; };
+template <> struct Traits<DType::float64> : Plain<double> { using Element = double; };
+template <> struct Traits<DType::int8> : Plain<std::int8_t> { using Element = std::int8_t; };
+template <> struct Traits<DType::int16> : Plain<std::int16_t> { using Element = std::int16_t; };
+template <> struct Traits<DType::int32> : Plain<std::int32_t> { using Element = std::int32_t; };
+template <> struct Traits<DType::int64> : Plain<std::int64_t> { using Element = std::int64_t; };
+template <> struct Traits<DType::uint8> : Plain<std::uint8_t> { using Element = std::uint8_t; };
+template <> struct Traits<DType::uint16> : Plain<std::uint16_t> { using Element = std::uint16_t; };
+template <> struct Traits<DType::uint32> : Plain<std::uint32_t> { using Element = std::uint32_t; };
+template <> struct Traits<DType::uint64> : Plain<std::uint64_t> { using Element = std::uint64_t; };
+template <> struct Traits<DType::complex64> : Plain<std::complex<float>> { using Element = std::complex<float>; };
+template <> struct Traits<DType::complex128> : Plain<std::complex<double>> { using Element = std::complex<double>; };
+
+// Bytes of bool and halves of 16-bit floats, types of their own.
+enum class Byte : std::uint8_t {};
+enum class Half : std::uint16_t {};
+enum class Brain : std::uint16_t {};
+
 template <>
-struct Traits<float> {
-    static constexpr DType dtype = DType::float32;
-    using Wrapping = float;
+struct Traits<DType::boolean> {
+    using Element = Byte;
+    using Number = bool;
+    static bool number(Byte value) { return value != Byte{0}; }
+    static Byte element(bool value) { return static_cast<Byte>(value); }
 };
-template <>
-struct Traits<double> {
-    static constexpr DType dtype = DType::float64;
-    using Wrapping = double;
+
+// Conversions of the slow and plain kind: by the value of the fields, and to the nearest of two neighbours.
+template <class Bits, int kExponentBits, int kMantissaBits>
+struct Narrow {
+    using Element = Bits;
+    using Number = float;
+    static constexpr unsigned kMantissa = (1u << kMantissaBits) - 1;
+    static constexpr unsigned kExponents = (1u << kExponentBits) - 1;
+    static constexpr int kBias = static_cast<int>(kExponents / 2);
+
+    static double magnitude(unsigned bits) {  // of the infinity's bits, the power of two that would follow
+        const unsigned exponent = bits >> kMantissaBits & kExponents;
+        const unsigned mantissa = bits & kMantissa;
+        if (exponent == 0) return std::ldexp(mantissa, 1 - kBias - kMantissaBits);
+        return std::ldexp(mantissa + kMantissa + 1, static_cast<int>(exponent) - kBias - kMantissaBits);
+    }
+    static float number(Bits value) {
+        const auto bits = static_cast<unsigned>(value);
+        const bool special = (bits >> kMantissaBits & kExponents) == kExponents;
+        float result = static_cast<float>(special ? 0.0 : magnitude(bits));
+        if (special) {
+            result = (bits & kMantissa) != 0 ? std::numeric_limits<float>::quiet_NaN()
+                                             : std::numeric_limits<float>::infinity();
+        }
+        return std::copysign(result, (bits & 0x8000) != 0 ? -1.0f : 1.0f);
+    }
+    static Bits element(float value) {
+        const unsigned sign = std::signbit(value) ? 0x8000 : 0;
+        const unsigned infinity = kExponents << kMantissaBits;
+        if (value != value) return static_cast<Bits>(sign | infinity | (kMantissa + 1) / 2);
+        const double size = std::fabs(static_cast<double>(value));
+        unsigned low = 0;  // the largest whose magnitude is not above
+        for (unsigned step = 0x4000; step != 0; step /= 2) {
+            if (low + step < infinity && magnitude(low + step) <= size) low += step;
+        }
+        const double below = size - magnitude(low);
+        const double above = magnitude(low + 1) - size;
+        if (above < below || (above == below && low % 2 == 1)) ++low;
+        return static_cast<Bits>(sign | low);
+    }
 };
-template <>
-struct Traits<std::int32_t> {
-    static constexpr DType dtype = DType::int32;
-    using Wrapping = std::uint32_t;
-};
-template <>
-struct Traits<std::int64_t> {
-    static constexpr DType dtype = DType::int64;
-    using Wrapping = std::uint64_t;
-};
+template <> struct Traits<DType::float16> : Narrow<Half, 5, 10> {};
+template <> struct Traits<DType::bfloat16> : Narrow<Brain, 8, 7> {};
+
+template <class T>
+struct IsComplex : std::false_type {};
+template <class T>
+struct IsComplex<std::complex<T>> : std::true_type {};
 
 template <class T>
 T random_value() {
     const std::uint64_t bits = next_random();
-    if constexpr (std::is_floating_point_v<T>) {
+    if constexpr (IsComplex<T>::value) {
+        using Part = typename T::value_type;
+        const Part real = random_value<Part>();
+        return {real, random_value<Part>()};
+    } else if constexpr (std::is_floating_point_v<T>) {
         using Limits = std::numeric_limits<T>;
         const T special[] = {T(0), T(-0.0), Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN(),
                              Limits::denorm_min(), -Limits::denorm_min(), Limits::max()};
@@ -112,62 +179,143 @@ class Array {
     std::size_t shift_;
 };
 
+// Returns what two numbers make, computed as C++ does without vectors.
 template <class T>
 T combine(Reduction reduction, T a, T b) {
-    using Wrapping = typename Traits<T>::Wrapping;
-    switch (reduction) {
-        case Reduction::prod: return static_cast<T>(static_cast<Wrapping>(a) * static_cast<Wrapping>(b));
-        case Reduction::min: return (a < b || a != a) ? a : b;
-        case Reduction::max: return (a > b || a != a) ? a : b;
-        default: return static_cast<T>(static_cast<Wrapping>(a) + static_cast<Wrapping>(b));
+    if constexpr (IsComplex<T>::value) {
+        if (reduction != Reduction::prod) return a + b;
+        return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
+    } else {
+        switch (reduction) {
+            case Reduction::min: return (a < b || a != a) ? a : b;
+            case Reduction::max: return (a > b || a != a) ? a : b;
+            case Reduction::land: return static_cast<T>(a != T(0) && b != T(0));
+            case Reduction::lor: return static_cast<T>(a != T(0) || b != T(0));
+            case Reduction::lxor: return static_cast<T>((a != T(0)) != (b != T(0)));
+            default: break;
+        }
+        if constexpr (std::is_floating_point_v<T>) {
+            return reduction == Reduction::prod ? a * b : a + b;
+        } else {
+            const auto x = static_cast<std::uint64_t>(a);
+            const auto y = static_cast<std::uint64_t>(b);
+            switch (reduction) {
+                case Reduction::prod: return static_cast<T>(x * y);
+                case Reduction::band: return static_cast<T>(x & y);
+                case Reduction::bor: return static_cast<T>(x | y);
+                case Reduction::bxor: return static_cast<T>(x ^ y);
+                default: return static_cast<T>(x + y);  // of bool: or
+            }
+        }
+    }
+}
+
+template <class T>
+T finish(Reduction reduction, T value) {
+    if constexpr (IsComplex<T>::value) {
+        using Part = typename T::value_type;
+        return reduction == Reduction::mean ? T(value.real() / Part(3), value.imag() / Part(3)) : value;
+    } else {
+        if (reduction == Reduction::mean) return static_cast<T>(value / static_cast<T>(3));
+        if (reduction >= Reduction::land) return static_cast<T>(value != T(0));
+        return value;
     }
 }
 
 template <class T>
 bool same(T a, T b) {
-    return (a != a && b != b) || std::memcmp(&a, &b, sizeof a) == 0;
+    if constexpr (IsComplex<T>::value) {
+        return same(a.real(), b.real()) && same(a.imag(), b.imag());
+    } else {
+        return (a != a && b != b) || std::memcmp(&a, &b, sizeof a) == 0;
+    }
 }
 
-template <class T>
-void check_reduction(Reduction reduction, std::size_t sources, std::size_t count, std::size_t shift, bool in_place) {
-    std::vector<Array<T>> arrays;
+struct Case {
+    Reduction reduction;
+    std::size_t sources;
+    std::size_t count;
+    std::size_t shift;
+    bool in_place;
+    std::size_t partials;
+    bool partial_target;
+};
+
+template <DType kDType>
+void check_reduction(const Case& given) {
+    using Type = Traits<kDType>;
+    using Element = typename Type::Element;
+    using Number = typename Type::Number;
+    const auto [reduction, sources, count, shift, in_place, partials, partial_target] = given;
+    // Partial results are of the type that is computed with, which is the element's own but for 16-bit floats.
+    std::vector<Array<Element>> elements;
+    std::vector<Array<Number>> numbers;
     std::vector<std::uintptr_t> addresses;
     for (std::size_t s = 0; s < sources; ++s) {
-        arrays.emplace_back(count, (shift + s * shift) % 64);
-        addresses.push_back(arrays.back().address());
+        const std::size_t off = (shift + s * shift) % 64;
+        if (s < sources - partials) {
+            elements.emplace_back(count, off);
+            addresses.push_back(elements.back().address());
+        } else {
+            numbers.emplace_back(count, off);
+            addresses.push_back(numbers.back().address());
+        }
     }
-    const Array<T> apart(count, shift);
-    std::vector<T> expected;
+    const auto input = [&](std::size_t s, std::size_t i) {
+        return s < elements.size() ? Type::number(elements[s].get(i)) : numbers[s - elements.size()].get(i);
+    };
+    std::deque<Number> expected;  // a vector of bool has no bool in it
     for (std::size_t i = 0; i < count; ++i) {
-        T value = arrays[0].get(i);
-        for (std::size_t s = 1; s < sources; ++s) value = combine(reduction, value, arrays[s].get(i));
-        expected.push_back(reduction == Reduction::mean ? value / static_cast<T>(3) : value);
+        Number value = input(0, i);
+        for (std::size_t s = 1; s < sources; ++s) value = combine(reduction, value, input(s, i));
+        expected.push_back(finish(reduction, value));
     }
-    const Array<T>& target = in_place ? arrays[sources / 2] : apart;
-    const Request request(code(Traits<T>::dtype), code(reduction), 3, static_cast<std::int64_t>(count), addresses,
-                          target.address());
+    const Array<Element> apart(count, shift);
+    const Array<Number> wide(count, shift);
+    const Array<Element>& narrow = in_place ? elements[sources / 2] : apart;
+    const std::uintptr_t target = partial_target ? wide.address() : narrow.address();
+    const Request request(code(kDType), code(reduction), 3, static_cast<std::int64_t>(count), addresses, target,
+                          {static_cast<std::int64_t>(partials), partial_target});
     const std::size_t middle = count / 3;  // a range that starts anywhere
     request.run(0, middle);
     request.run(middle, count - middle);
     for (std::size_t i = 0; i < count; ++i) {
-        expect(same(target.get(i), expected[i]),
-               "dtype " + std::to_string(code(Traits<T>::dtype)) + " reduction " + std::to_string(code(reduction)) +
-                   " sources " + std::to_string(sources) + " count " + std::to_string(count) + " at " +
-                   std::to_string(i));
+        const bool right = partial_target ? same(wide.get(i), expected[i])
+                                          : same(Type::number(narrow.get(i)), Type::number(Type::element(expected[i])));
+        expect(right, "dtype " + std::to_string(code(kDType)) + " reduction " + std::to_string(code(reduction)) +
+                          " sources " + std::to_string(sources) + " count " + std::to_string(count) + " partials " +
+                          std::to_string(partials) + (partial_target ? " to a partial" : "") + " at " +
+                          std::to_string(i));
     }
 }
 
-template <class T>
+template <DType kDType>
 void check_dtype() {
-    for (const Reduction reduction : {Reduction::copy, Reduction::sum, Reduction::mean, Reduction::prod,
-                                      Reduction::min, Reduction::max}) {
-        if (reduction == Reduction::mean && !std::is_floating_point_v<T>) continue;
+    using Number = typename Traits<kDType>::Number;
+    constexpr bool kNarrow = kDType == DType::float16 || kDType == DType::bfloat16;
+    for (std::size_t column = 0; column < allreduced::kReductions; ++column) {
+        const auto reduction = static_cast<Reduction>(column);
+        const bool defined = allreduced::kernels().row[code(kDType)].at[column] != nullptr;
+        const bool real = std::is_floating_point_v<Number>;
+        const bool pair = IsComplex<Number>::value;
+        bool wanted = true;
+        if (reduction == Reduction::mean) wanted = real || pair;
+        if (reduction == Reduction::min || reduction == Reduction::max || reduction >= Reduction::land) wanted = !pair;
+        if (reduction >= Reduction::band && reduction <= Reduction::bxor) wanted = !real && !pair;
+        expect(defined == wanted, "the table at dtype " + std::to_string(code(kDType)) + " reduction " +
+                                      std::to_string(column));
+        if (!defined) continue;
         for (const std::size_t sources : {1, 2, 3, 4, 5, 6, 7, 8, 9, 20}) {
             if (reduction == Reduction::copy && sources != 1) continue;
-            for (const std::size_t count : {0, 1, 7, 63, 64, 65, 1000}) {
-                check_reduction<T>(reduction, sources, count, 0, false);
-                check_reduction<T>(reduction, sources, count, 1, false);
-                check_reduction<T>(reduction, sources, count, 3, true);
+            for (const std::size_t count : {0, 1, 7, 63, 64, 65, 333}) {
+                check_reduction<kDType>({reduction, sources, count, 0, false, 0, false});
+                check_reduction<kDType>({reduction, sources, count, 1, false, 0, false});
+                check_reduction<kDType>({reduction, sources, count, 3, true, 0, false});
+                if (!kNarrow || sources > 5) continue;
+                for (const std::size_t partials : {std::size_t{0}, std::size_t{1}, sources / 2, sources}) {
+                    check_reduction<kDType>({reduction, sources, count, 5, false, partials, true});
+                    check_reduction<kDType>({reduction, sources, count, 2, false, partials, false});
+                }
             }
         }
     }
@@ -186,6 +334,10 @@ void check_refusals() {
     expect_refused([&] { Request(1, 0, 1, 1, {some, some}, some); }, "copy of two");
     expect_refused([&] { Request(1, 1, 1, 1, {0}, some); }, "source at 0");
     expect_refused([&] { Request(1, 1, 1, 1, {some}, 0); }, "target at 0");
+    expect_refused([&] { Request(14, 4, 1, 1, {some}, some); }, "min of complex64");
+    expect_refused([&] { Request(12, 1, 1, 1, {some}, 2 * some, {-1, false}); }, "partials -1");
+    expect_refused([&] { Request(12, 1, 1, 1, {some}, 2 * some, {2, false}); }, "more partials than sources");
+    expect_refused([&] { Request(12, 1, 1, 1, {some}, some, {0, true}); }, "a wider target in place");
     expect_refused([&] { Pool(0, {}, 0); }, "no threads");
     expect_refused([&] { Pool(1, {-1}, 0); }, "cpu -1");
     expect_refused([&] { Pool(1, {}, 20); }, "nice 20");
@@ -271,10 +423,21 @@ void check_subnormals_are_kept() {
 }  // namespace
 
 int main() {
-    check_dtype<float>();
-    check_dtype<double>();
-    check_dtype<std::int32_t>();
-    check_dtype<std::int64_t>();
+    check_dtype<DType::float32>();
+    check_dtype<DType::float64>();
+    check_dtype<DType::int8>();
+    check_dtype<DType::int16>();
+    check_dtype<DType::int32>();
+    check_dtype<DType::int64>();
+    check_dtype<DType::uint8>();
+    check_dtype<DType::uint16>();
+    check_dtype<DType::uint32>();
+    check_dtype<DType::uint64>();
+    check_dtype<DType::boolean>();
+    check_dtype<DType::float16>();
+    check_dtype<DType::bfloat16>();
+    check_dtype<DType::complex64>();
+    check_dtype<DType::complex128>();
     check_refusals();
     check_subnormals_are_kept();
     for (const int threads : {1, 2, 5}) check_pool_completes_each_job_once(threads);

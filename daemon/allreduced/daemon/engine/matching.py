@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from operator import itemgetter
 
-from allreduced.core.errors import AllReducedError, LimitExceeded, from_wire
+from allreduced.core.errors import AllReducedError, from_wire
 from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import Fail, SendFrame
 from allreduced.daemon.engine.admission import Admission
@@ -62,7 +62,7 @@ class Matching:
         uses = group.uses.get(submit.name)
         if uses is None:
             if len(group.uses) >= context.limits.names:
-                self._refuse(submit, _too_many_names(group, context.limits.names))
+                self._refuse(submit, wording.too_many_names(group, context.limits.names))
                 return
             uses = group.uses[submit.name] = [GONE if rank in group.left else 0 for rank in group.ranks]
         use = uses[place]
@@ -379,10 +379,3 @@ def _local_calls(operation: Operation) -> tuple[Call, ...]:
         if submit is not None:
             ranks.setdefault(submit.fingerprint, []).append(submit.rank)
     return tuple(Call(fingerprint, tuple(sorted(held))) for fingerprint, held in ranks.items())[:MAX_CALLS]
-
-
-def _too_many_names(group: Group, limit: int) -> LimitExceeded:
-    return LimitExceeded(
-        f"{group.label} has used {limit} different names of operations",
-        hint="use one name again and again for the same tensor; uses are counted",
-    )

@@ -135,6 +135,15 @@ def too_many(operation: Operation, limit: int) -> LimitExceeded:
     )
 
 
+def too_many_names(group: Group, limit: int) -> LimitExceeded:
+    """Return the error for one name of operations too many."""
+    return LimitExceeded(
+        f"{group.label} has used {limit} different names of operations",
+        limit="limits.names",
+        hint="use one name again and again for the same tensor, for uses are counted; or raise limits.names",
+    )
+
+
 def lease_quota(operation: Operation, held: int, limit: int, setting: str) -> LimitExceeded:
     """Return the error for a client that keeps too many results."""
     return LimitExceeded(

@@ -3,13 +3,30 @@ from collections.abc import Sequence
 def instruction_set() -> str:
     """Return what the reductions run on here: "avx512", "avx2", "baseline" or "neon"."""
 
-def reduce(dtype: int, reduction: int, divisor: int, count: int, sources: Sequence[int], target: int) -> None:
+def reduce(
+    dtype: int,
+    reduction: int,
+    divisor: int,
+    count: int,
+    sources: Sequence[int],
+    target: int,
+    *,
+    partials: int = 0,
+    partial_target: bool = False,
+) -> None:
     """Reduce at once, on the calling thread, without the GIL. Addresses and counts are the caller's responsibility.
 
     ``sources``: addresses of ``count`` elements, at least one (copy: exactly one), combined in order. No alignment is
-    needed. ``target`` is one of them or overlaps none. ``divisor`` divides the final sum of mean; the others ignore it.
+    needed. ``target`` is one of them, with elements of the same size, or overlaps none. ``divisor`` divides the final
+    sum of mean; the others ignore it.
+
+    The last ``partials`` of the sources, and the target if ``partial_target``, hold partial results in
+    ``DType(dtype).accumulator``: float32 for the 16-bit floats, which are rounded only on the way into a target of
+    their own type. For the other types this changes nothing. A copy between the two types converts.
+
     :raises ValueError: unknown dtype or reduction code, or the pair is not defined; no source; more than one source of
-        copy; negative count; divisor < 1; address 0 with a count above 0.
+        copy; negative count; divisor < 1; address 0 with a count above 0; ``partials`` negative or more than there are
+        sources; a target that is a source with elements of another size.
     :raises TypeError: an argument is not an integer, or ``sources`` not a sequence of addresses.
     """
 
@@ -42,6 +59,9 @@ class Pool:
         sources: Sequence[int],
         target: int,
         priority: int = 0,
+        *,
+        partials: int = 0,
+        partial_target: bool = False,
     ) -> None:
         """Queue one job; higher priority first, then in order. The memory is the pool's until it completes.
 
