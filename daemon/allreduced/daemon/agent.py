@@ -63,13 +63,15 @@ class AgentOptions:
     """What is said to one start of an agent and is no setting.
 
     ``private``: serve one job and stop when its last client is gone. ``join``: ``host:port`` where agents meet.
-    ``ready_fd``: inherited descriptor for the ready line. ``tile_bytes``: tests only, tiles smaller than the settings
-    allow; 0 for the setting.
+    ``ready_fd``: inherited descriptor for the ready line. ``on_ready``: called with the clients' socket and the address
+    for other agents ("" if there is none). ``tile_bytes``: tests only, tiles smaller than the settings allow; 0 for the
+    setting.
     """
 
     private: bool = False
     join: str | None = None
     ready_fd: int | None = None
+    on_ready: Callable[[str, str], None] | None = None
     tile_bytes: int = 0
 
 
@@ -237,6 +239,8 @@ class Agent:
         self._server.listen(self._socket)
         address = listen or (found.listener.address if found.listener is not None else "")
         self._readiness.ready(self._socket, address)
+        if self._options.on_ready is not None:
+            self._options.on_ready(self._socket, address)
         logger.info(
             "event=ready socket=%s listen=%s threads=%d incarnation=%d",
             self._socket,
