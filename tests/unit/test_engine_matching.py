@@ -137,6 +137,24 @@ def test_a_local_mismatch_names_field_ranks_and_values() -> None:
     assert frames(actions) == [Abort(GROUP, 1, "x", 0, to_wire(error))]
 
 
+def test_a_refused_submit_counts_and_fails_the_operation_on_every_rank() -> None:
+    bench = Bench(("a", (0, 1)), ("b", (2,)))
+    full = LimitExceeded("4 requests are in flight", limit="limits.requests", hint="wait")
+    actions = bench.do(Submitted(1, 9, GROUP, 1, "x", fingerprint(), None, bench.now + 30, 0, full))
+    [error] = errors(actions)
+    assert isinstance(error, LimitExceeded)
+    assert (error.limit, error.hint) == ("limits.requests", "wait")
+    assert error.message == (
+        "group 'world' of job 'job': 'x' (use 0) of rank 1 on node 'a' was refused: 4 requests are in flight"
+    )
+    assert frames(actions) == [Abort(GROUP, 1, "x", 0, to_wire(error))]
+    assert [str(late) for late in errors(bench.submit(0))] == [str(error)]
+    # The next calls meet each other.
+    bench.submit(0)
+    assert errors(bench.submit(1)) == []
+    assert list(bench.engine.snapshot()["groups"][GROUP]["operations"]) != []
+
+
 def test_a_late_submit_gets_the_recorded_outcome_once() -> None:
     bench = Bench(("a", (0, 1)), ("b", (2,)))
     lost = RankLost("rank 2 is gone", ranks=[2])

@@ -201,6 +201,7 @@ async def test_a_refused_upload_fails_once_and_its_pieces_are_ignored() -> None:
         failed = await client.receive(local.RequestFailed)
         assert failed.request == 2
         assert (await plane.sink.told(Submitted)).request == 3
+        assert [event.request for event in plane.sink.refused] == [2]
 
 
 async def test_the_rank_is_gone_before_its_upload_is_complete(plane: Plane) -> None:
@@ -309,13 +310,17 @@ async def test_a_long_result_by_copy_travels_in_pieces(plane: Plane) -> None:
         ({"count": (1 << 63) - 1, "arena": 1}, "more than any agent can reduce"),
     ],
 )
-async def test_a_submit_that_makes_no_sense_fails_alone(plane: Plane, changes: dict[str, object], message: str) -> None:
+async def test_a_submit_without_sense_is_refused_and_counts(
+    plane: Plane, changes: dict[str, object], message: str
+) -> None:
     client, _ = await plane.join()
     await client.send(submit(2, **changes), submit(3, payload=FOUR))
     failed = await client.receive(local.RequestFailed)
     assert failed.request == 2
     assert message in failed.error[1]
     assert (await plane.sink.told(Submitted)).request == 3
+    # The other ranks' calls of that name must not meet this rank's next one. Nobody has a group that it is not in.
+    assert [event.request for event in plane.sink.refused] == ([] if "group" in changes else [2])
 
 
 @pytest.mark.parametrize(("offset", "fits"), [(0, True), (3, True), (4080, True), (4081, False), (1 << 62, False)])
@@ -337,6 +342,7 @@ async def test_requests_in_flight_are_limited() -> None:
         error = from_wire((await client.receive(local.RequestFailed)).error)
         assert isinstance(error, LimitExceeded)
         assert error.limit == "limits.requests"
+        assert [event.request for event in plane.sink.refused] == [4]
         plane.deliver(number, 2, FOUR)
         await client.receive(local.Done)
         await client.send(submit(5, payload=FOUR))

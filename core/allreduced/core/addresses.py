@@ -95,14 +95,17 @@ def parse_socket(text: str, *, path: str = "") -> SocketAddress:
 
     ``path`` names the setting or argument in errors.
 
-    :raises ConfigError: it is empty, has a NUL in it, or is longer than the platform's ``sun_path``.
+    :raises ConfigError: it is empty, no file name, has a NUL in it, or is longer than the platform's ``sun_path``.
     """
     if text in ("", "@"):
         raise ConfigError("the socket is empty", path=path, hint="give a path, or @name for an abstract socket")
     if "\0" in text:
         raise ConfigError(f"the socket {text!r} has a NUL in it", path=path, hint="write abstract sockets as @name")
     # An abstract name has its NUL in the place of the "@", a path has one at its end.
-    length = len(os.fsencode(text)) + (0 if text.startswith("@") else 1)
+    try:
+        length = len(os.fsencode(text)) + (0 if text.startswith("@") else 1)
+    except UnicodeEncodeError:
+        raise ConfigError(f"the socket {text!r} cannot be a file name", path=path, hint="use plain text") from None
     if length > SUN_PATH:
         excess = length - SUN_PATH
         raise ConfigError(

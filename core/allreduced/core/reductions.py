@@ -51,12 +51,12 @@ def reductions_of(dtype: DType) -> frozenset[Reduction]:
     return copied | _ARITHMETIC | _ORDER | _BITWISE | _LOGICAL
 
 
-def parse_reduction(label: str, dtype: DType) -> Reduction:
+def parse_reduction(label: object, dtype: DType) -> Reduction:
     """Return the reduction named ``label`` if it is defined for ``dtype``.
 
     :raises InvalidArgument: the name is unknown, or the pair is outside the table; the message lists what there is.
     """
-    reduction = _BY_LABEL.get(label)
+    reduction = _BY_LABEL.get(label) if isinstance(label, str) else None
     if reduction is None:
         raise InvalidArgument(f"reduction {label!r} is not supported; there are {', '.join(_BY_LABEL)}")
     defined = reductions_of(dtype)

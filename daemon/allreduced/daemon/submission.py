@@ -74,8 +74,14 @@ def check_submit(message: Submit, held: HeldGroup, inline_limit: int) -> Submiss
     elif root != -1:
         raise InvalidArgument(f"operation {kind} has no root, not {root}")
     _check_input(message, nbytes, inline_limit)
-    fingerprint = Fingerprint(kind, message.dtype, message.op, message.shape, count, root, message.algorithm)
-    return Submission(fingerprint, nbytes)
+    return Submission(fingerprint_of(message), nbytes)
+
+
+def fingerprint_of(message: Submit) -> Fingerprint:
+    """Return what must agree between ranks, also where it makes no sense."""
+    return Fingerprint(
+        message.kind, message.dtype, message.op, message.shape, message.count, message.root, message.algorithm
+    )
 
 
 def _check_input(message: Submit, nbytes: int, inline_limit: int) -> None:

@@ -19,6 +19,7 @@ from allreduced.client import (
     AuthenticationError,
     ConfigError,
     DeadlineExceeded,
+    InvalidArgument,
     connect,
     private_agent,
 )
@@ -160,12 +161,39 @@ def test_an_agent_that_hangs_does_not_hang_connect(make_agent: MakeAgent, monkey
     agent.until(lambda: agent.ended == 1)
 
 
-@pytest.mark.parametrize("bad", [{"deadline": 0}, {"default_deadline": float("inf")}, {"group": "x" * 300}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"deadline": 0},
+        {"deadline": "soon"},
+        {"default_deadline": float("inf")},
+        {"group": "x" * 300},
+        {"group": 5},
+        {"job": 3},
+        {"shared_memory": "no"},
+    ],
+)
 def test_bad_arguments(bad: dict[str, object]) -> None:
-    from allreduced.client import InvalidArgument
-
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument, match=next(iter(bad))):
         alone(**bad)
+
+
+@pytest.mark.parametrize(
+    ("bad", "path"),
+    [
+        ({"rank": "x"}, "rank"),
+        ({"rank": 0.0}, "rank"),
+        ({"size": True}, "size"),
+        ({"size": 1 << 20}, "size"),
+        ({"local_rank": "0"}, "local_rank"),
+        ({"socket": 5}, "socket"),
+        ({"socket": "\ud800"}, "socket"),
+    ],
+)
+def test_bad_numbers_and_places(bad: dict[str, object], path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        alone(**{"rank": 0, "size": 1} | bad)
+    assert caught.value.path == path
 
 
 # Private agents: what is started is a fake one, in a process of its own.

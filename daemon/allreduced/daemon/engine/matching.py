@@ -82,6 +82,9 @@ class Matching:
         if place == 0 and group.mine == 0:
             context.clock += 1
             operation.stamp = (-submit.priority, context.clock, 0)
+        if submit.refused is not None:
+            self._ending.fail(operation, wording.refused(operation, submit.rank, submit.refused))
+            return
         error = self._check(operation, submit)
         if error is not None:
             self._ending.fail(operation, error)

@@ -7,6 +7,7 @@ from operator import itemgetter
 
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import (
+    AllReducedError,
     ClosedError,
     DeadlineExceeded,
     InvalidArgument,
@@ -14,6 +15,8 @@ from allreduced.core.errors import (
     MismatchError,
     ProtocolError,
     RankLost,
+    from_wire,
+    to_wire,
 )
 from allreduced.core.reductions import Reduction
 from allreduced.daemon.engine.group import Group
@@ -163,6 +166,14 @@ def bad_frame(operation: Operation, node: str, fault: str) -> ProtocolError:
         f"{operation.group.label}: {operation.label} was given up, node {node!r} {fault}",
         hint="run the same version of allreduced on all nodes; if it is, please report this",
     )
+
+
+def refused(operation: Operation, rank: int, error: AllReducedError) -> AllReducedError:
+    """Return ``error`` as all ranks get it: with the rank whose part the agent could not take."""
+    code, message, hint, facts = to_wire(error)
+    group = operation.group
+    where = f"rank {rank} on node {group.me.node!r}"
+    return from_wire((code, f"{group.label}: {operation.label} of {where} was refused: {message}", hint, facts))
 
 
 def bad_source(operation: Operation, rank: int, given: int, wanted: int) -> InvalidArgument:
