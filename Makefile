@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard daemon/native/*)
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test check test-native test-frameworks format wheel clean
+.PHONY: help demo test check test-native test-frameworks bench bench-quick format wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -38,6 +38,22 @@ test-native: $(VENV)/.installed ## kernels under the address and undefined-behav
 test-frameworks: $(VENV)/.installed ## launchers of other frameworks: torchrun (installs PyTorch)
 	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install -q '$(TORCH)'
 	$(PY) -m pytest tests/frameworks
+
+LIMITS := $(addprefix build/limits/,memory exchange server)
+
+build/limits/%: benchmarks/limits/%.c benchmarks/limits/common.h
+	@mkdir -p $(@D)
+	$(CC) -O3 -march=native -Wall -Wextra -o $@ $< -pthread
+
+.PHONY: bench-ready
+bench-ready: $(VENV)/.installed $(LIMITS)
+	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install -q '$(TORCH)'
+
+bench: bench-ready ## speed beside Gloo and physical limits, under 15 minutes (installs PyTorch)
+	$(PY) -m benchmarks.compare
+
+bench-quick: bench-ready ## the same with fewer calls, about 2 minutes
+	$(PY) -m benchmarks.compare --quick
 
 format: $(VENV)/.installed ## format the Python code
 	$(VENV)/bin/ruff format .

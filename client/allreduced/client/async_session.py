@@ -145,9 +145,11 @@ class AsyncSession:
     def receive(self) -> None:
         """Take what has arrived."""
         conversation = self._conversation
-        for _ in range(READS):
-            if conversation.error is not None or not self._receiver.receive():
-                break
+        more = True
+        reads = 0
+        while more and reads < READS and conversation.error is None:
+            more = self._receiver.receive()
+            reads += 1
             completed, conversation.completed = conversation.completed, []
             for part, outcome in completed:
                 error = part.operation.materialize(part, outcome)

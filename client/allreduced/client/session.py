@@ -46,6 +46,8 @@ class Session:
         self._left = False
         self._closed = False
         self._pollers = 0
+        self._sleepers = 0
+        """Threads that wait for ``_changed``."""
         joined = attached.conversation.joined
         if joined is None:
             raise InternalError("a session was made before its group was joined")
@@ -77,6 +79,9 @@ class Session:
             deadline = operation.deadline or conversation.default_deadline
             operation.give_up_at = time.monotonic() + deadline + GRACE_SECONDS
             conversation.submit(operation)
+            self._send()
+            if not (conversation.waiting or conversation.has_output):
+                return
             if self._run(lambda: not (conversation.waiting or conversation.has_output), operation.give_up_at):
                 return
             self._give_up()
@@ -133,7 +138,7 @@ class Session:
             while conversation.has_output and time.monotonic() < until:
                 self._poll(read=False, write=True, until=until)
                 self._send()
-            self._changed.notify_all()
+            self._wake_others()
 
     def leave_at_exit(self) -> None:
         """Say goodbye without waiting, where the process ends without having closed the communicator."""
@@ -176,7 +181,11 @@ class Session:
                 if conversation.has_output and conversation.error is None:
                     self._poll(read=False, write=True, until=until)
                 else:
-                    self._changed.wait(min(until - time.monotonic(), 3600.0))
+                    self._sleepers += 1
+                    try:
+                        self._changed.wait(min(until - time.monotonic(), 3600.0))
+                    finally:
+                        self._sleepers -= 1
                 continue
             self._reading = True
             try:
@@ -185,7 +194,7 @@ class Session:
                 self._receive()
             finally:
                 self._reading = False
-                self._changed.notify_all()
+                self._wake_others()
             if expired:
                 return finished() or conversation.error is not None
 
@@ -205,6 +214,10 @@ class Session:
                     self._lock.acquire()
                 del conversation.completed[0]
                 part.operation.part_done(part, outcome, error)
+            self._wake_others()
+
+    def _wake_others(self) -> None:
+        if self._sleepers:
             self._changed.notify_all()
 
     def _poll(self, *, read: bool, write: bool, until: float) -> None:
@@ -238,7 +251,7 @@ class Session:
                 hint="it hangs or is stopped; see its log, and restart it",
             )
         )
-        self._changed.notify_all()
+        self._wake_others()
 
     def _shut(self) -> None:
         if self._closed:

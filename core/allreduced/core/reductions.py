@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from functools import cache
 
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import InvalidArgument
@@ -41,6 +42,7 @@ _BITWISE = frozenset({Reduction.BAND, Reduction.BOR, Reduction.BXOR})
 _LOGICAL = frozenset({Reduction.LAND, Reduction.LOR, Reduction.LXOR})
 
 
+@cache
 def reductions_of(dtype: DType) -> frozenset[Reduction]:
     """Return the reductions that are defined for ``dtype``. ``COPY`` is among them: it is defined for all."""
     copied = frozenset({Reduction.COPY})
