@@ -124,12 +124,15 @@ def all_reduce_many(
 
 
 def _listed(what: str, value: Sequence[object]) -> list[object]:
-    try:
-        return list(value)
-    except TypeError:
-        raise InvalidArgument(
-            f"{what} is a {type(value).__name__}; it must be a list of tensors", hint="for one tensor call all_reduce"
-        ) from None
+    # An array of two dimensions would do as the list of its rows, which is never what is meant.
+    if not hasattr(value, "__dlpack__"):
+        try:
+            return list(value)
+        except TypeError:
+            pass
+    raise InvalidArgument(
+        f"{what} is a {type(value).__name__}; it must be a list of tensors", hint="for one tensor call all_reduce"
+    )
 
 
 def _one(

@@ -328,6 +328,17 @@ def test_all_reduce_many_packs_each_dtype(agent: FakeAgent, comm: Communicator) 
     assert submits[0].shape == submits[1].shape == "(2, 3);(4,);(100000,);()"
 
 
+def test_all_reduce_many_takes_any_collection_but_no_single_array(agent: FakeAgent, comm: Communicator) -> None:
+    gradients = {"w": np.ones(3), "b": np.zeros(1)}
+    assert [list(x) for x in comm.all_reduce_many(gradients.values())] == [[1, 1, 1], [0]]  # type: ignore[call-overload]
+    for bad in (np.ones((2, 3)), 5.0, None):
+        with pytest.raises(InvalidArgument, match="it must be a list of tensors"):
+            comm.all_reduce_many(bad)  # type: ignore[call-overload]  # wrong on purpose
+    with pytest.raises(InvalidArgument, match="out is a ndarray"):
+        comm.all_reduce_many([np.ones(3)], out=np.ones((1, 3)))  # type: ignore[call-overload]  # wrong on purpose
+    assert agent.count(Submit) == 1
+
+
 def test_all_reduce_many_in_place_and_as_views(agent: FakeAgent, comm: Communicator) -> None:
     tensors = [np.full(LARGE, float(i)) for i in range(3)]
     again = comm.all_reduce_many(tensors, op="mean", out=tensors)
