@@ -44,7 +44,7 @@ def test_every_algorithm_is_verified_here() -> None:
 
 
 @pytest.mark.parametrize("several", ALL)
-@pytest.mark.parametrize("algorithm", ALL_REDUCE)
+@pytest.mark.parametrize("algorithm", ["canonical", "ring"])  # the rows of direct are those of canonical
 def test_an_all_reduce_is_right_for_every_number_of_members(algorithm: str, several: range) -> None:
     schedule, traffic = ALL_REDUCE[algorithm]
     for members in several:
@@ -60,10 +60,11 @@ def test_a_ring_is_right_with_every_window(several: Sequence[int], tiles: int, w
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "canonical"])
-@pytest.mark.parametrize(("tiles", "window"), WINDOWS[1:])
+@pytest.mark.parametrize(("tiles", "window"), WINDOWS)
 def test_a_direct_all_reduce_is_right_with_every_window(algorithm: str, tiles: int, window: int) -> None:
     schedule, traffic = ALL_REDUCE[algorithm]
     for members in (1, 2, 3, 8, 33):
+        assert np.array_equal(schedule(members).peer, direct(members).peer)
         verify(schedule(members), traffic=traffic, tiles=tiles, window=window)
 
 
