@@ -25,6 +25,14 @@ total = comm.all_reduce(np.full(1000, comm.rank + 1, "float32"))
 assert total.tolist() == [10.0] * 1000, total
 mean = comm.all_reduce(torch.arange(70_001, dtype=torch.float64) * (comm.rank + 1), op="mean")
 assert torch.equal(mean, torch.arange(70_001, dtype=torch.float64) * 2.5), mean
+for kind in (torch.bfloat16, torch.float16, torch.complex64, torch.uint16, torch.int8):
+    for count in (3, 70_001):
+        x = torch.full((count,), 3, dtype=kind)
+        y = comm.all_reduce(x)
+        assert y.dtype is kind and (y == torch.full((count,), 12, dtype=kind)).all(), y
+        assert comm.all_reduce(x, out=x) is x and x[0].item() == 12, x
+some = comm.all_reduce(torch.tensor([comm.rank == 2, False]))
+assert some.tolist() == [True, False], some
 os.write(1, f"rank {comm.rank} of {comm.size} ok\\n".encode())
 comm.close()
 """

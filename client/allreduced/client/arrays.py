@@ -2,6 +2,9 @@
 
 NumPy arrays, torch tensors on the CPU (torch is never imported here, only used where the caller has), and everything
 that has ``__array_interface__``, DLPack on the CPU or the buffer protocol.
+
+NumPy has no bfloat16: inside the client such elements are ``uint16`` with the same bits, and only results are given in
+the caller's type again, that of ml_dtypes or of torch.
 """
 
 from __future__ import annotations
@@ -68,12 +71,23 @@ TorchT = TypeVar("TorchT", bound=TorchTensor)
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """What results for a caller's tensor are given as: tensors of torch, or arrays with elements of ``elements``.
+
+    ``elements`` is None where they are those of ``DType.storage``.
+    """
+
+    torch: bool
+    elements: np.dtype[np.generic] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
-    """A checked tensor: ``array`` shares the caller's memory; ``torch`` says the caller's kind."""
+    """A checked tensor: ``array``, with elements of ``dtype.storage``, shares the caller's memory."""
 
     array: Array
     dtype: DType
-    torch: bool
+    kind: Kind
 
     @property
     def nbytes(self) -> int:
@@ -86,14 +100,19 @@ def read_tensor(value: object, *, what: str = "x") -> Tensor:
 
     :raises InvalidArgument: not a tensor on the CPU, a dtype outside the table, or not in this machine's byte order.
     """
-    array, torch = _as_array(value, what)
+    if _is_torch(value):
+        return _from_torch(value, what)
+    array = _as_array(value, what)
     order = array.dtype.newbyteorder("=")
     if array.dtype != order or not array.dtype.isnative:
         raise InvalidArgument(
             f"{what} is not in this machine's byte order ({array.dtype.str})",
             hint="convert it first: x.astype(x.dtype.newbyteorder('='))",
         )
-    return Tensor(array, parse_dtype(array.dtype.name), torch)
+    dtype = parse_dtype(array.dtype.name)
+    if dtype is DType.BFLOAT16:
+        return Tensor(array.view(dtype.storage), dtype, Kind(torch=False, elements=array.dtype))
+    return Tensor(array, dtype, Kind(torch=False))
 
 
 def read_out(value: object, like: Tensor, *, what: str = "out") -> Array:
@@ -111,28 +130,28 @@ def read_out(value: object, like: Tensor, *, what: str = "out") -> Array:
     return out.array
 
 
-def in_kind(array: Array, torch: bool) -> object:
-    """Return ``array`` as a torch tensor where the caller's was one (same memory), else as it is."""
-    if not torch:
-        return array
+def in_kind(array: Array, dtype: DType, kind: Kind) -> object:
+    """Return a result, with elements of ``dtype.storage``, in the caller's kind. It shares the memory of ``array``."""
+    if not kind.torch:
+        return array if kind.elements is None else array.view(kind.elements)
     module = sys.modules["torch"]
+    if dtype is DType.BFLOAT16:
+        return cast("object", module.from_numpy(array.view("int16")).view(module.bfloat16))
     return cast("object", module.from_numpy(array))
 
 
-def _as_array(value: object, what: str) -> tuple[Array, bool]:
+def _as_array(value: object, what: str) -> Array:
     if isinstance(value, np.ndarray):
-        return value, False
-    if _is_torch(value):
-        return _from_torch(value, what), True
+        return value
     if isinstance(value, ArrayInterface):
         # Of the caller's memory, never a copy; NumPy scalars come along here as arrays without dimensions.
-        return np.asarray(value), False
+        return np.asarray(value)
     if isinstance(value, DLPack):
         kind, _ = value.__dlpack_device__()
         if kind != 1:
             raise InvalidArgument(f"{what} is not in the memory of the CPU", hint="copy it to the CPU first")
         try:
-            return np.from_dlpack(value), False
+            return np.from_dlpack(value)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise InvalidArgument(f"{what} cannot be read through DLPack: {error}") from error
     try:
@@ -142,7 +161,7 @@ def _as_array(value: object, what: str) -> tuple[Array, bool]:
             f"{what} is a {type(value).__name__}, which is no tensor",
             hint="give a NumPy array, a torch tensor, or an object with the buffer protocol, such as np.asarray(x)",
         ) from None
-    return np.asarray(view), False
+    return np.asarray(view)
 
 
 def _is_torch(value: object) -> bool:
@@ -151,13 +170,18 @@ def _is_torch(value: object) -> bool:
     return isinstance(tensor, type) and isinstance(value, tensor)
 
 
-def _from_torch(value: object, what: str) -> Array:
+def _from_torch(value: object, what: str) -> Tensor:
     device = str(getattr(getattr(value, "device", None), "type", "cpu"))
     if device != "cpu":
         raise InvalidArgument(f"{what} is on device {device!r}", hint="move it to the CPU first: x.cpu()")
-    dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
-    parse_dtype(dtype)  # before .numpy(), which fails on bfloat16 with a message that does not help
+    dtype = parse_dtype(str(getattr(value, "dtype", "")).removeprefix("torch."))
     try:
-        return cast("Array", value.detach().numpy())  # type: ignore[attr-defined]  # torch ships no stub we may import
+        tensor = value.detach()  # type: ignore[attr-defined]  # torch ships no stub we may import
+        array: Array
+        if dtype is DType.BFLOAT16:  # which .numpy() refuses
+            array = tensor.view(sys.modules["torch"].int16).numpy().view(dtype.storage)
+        else:
+            array = tensor.numpy()
     except (RuntimeError, TypeError) as error:
         raise InvalidArgument(f"{what} cannot be read as an array: {error}", hint="give a dense tensor") from error
+    return Tensor(array, dtype, Kind(torch=True))

@@ -288,8 +288,8 @@ class AsyncCommunicator(Place):
         extents, kind = check_shape(shape, dtype)
         nbytes = math.prod(extents) * kind.itemsize
         if not self._session.shared_memory or nbytes <= self._session.inline_limit:
-            return np.empty(extents, kind.label)
-        return (await self._session.allocate(nbytes)).array(extents, kind.label)
+            return np.empty(extents, kind)
+        return (await self._session.allocate(nbytes)).array(extents, kind)
 
     @overload
     async def zeros(self, shape: Shape, dtype: type[ScalarT] | np.dtype[ScalarT]) -> npt.NDArray[ScalarT]: ...
@@ -303,7 +303,7 @@ class AsyncCommunicator(Place):
     async def zeros(self, shape: Shape, dtype: npt.DTypeLike = "float32") -> Array:
         """Return :meth:`empty` filled with zeros."""
         _, kind = check_shape(shape, dtype)
-        array = await self.empty(shape, kind.label)
+        array = await self.empty(shape, kind)
         array.fill(0)
         return array
 

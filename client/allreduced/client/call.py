@@ -174,9 +174,9 @@ def _one(
 def _sink(index: int, tensor: Tensor, out: object, view: bool, *, what: str) -> Sink:
     if view and out is not None:
         raise InvalidArgument("view=True and out= exclude each other", hint="leave one of them out")
-    if view and tensor.torch:
+    if view and tensor.kind.torch:
         raise InvalidArgument(
             "view=True gives read-only memory, and torch has no read-only tensors", hint="give x.numpy()"
         )
     target: Array | None = None if out is None else read_out(out, tensor, what=what)
-    return Sink(index, tensor.array.shape, target, out, tensor.torch)
+    return Sink(index, tensor.array.shape, target, out, tensor.kind)

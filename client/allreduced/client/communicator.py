@@ -194,10 +194,11 @@ class Communicator(Place):
     ) -> object:
         """Combine the ``x`` of all ranks element by element and give every rank the same bits.
 
-        ``op``: sum, mean, prod, min, max. All ranks give the same shape, dtype and op. The result is a new array in
-        the kind of ``x`` (NumPy or torch), or is written to ``out``, which may be ``x`` itself and need not be
-        contiguous. ``view=True`` returns a read-only view of the node's result instead of a copy; its memory is the
-        agent's until the array and all views of it are gone, so don't keep many.
+        ``op``: sum, prod, mean (floats and complex), min, max, land, lor, lxor (all but complex), band, bor, bxor
+        (integers and bool); docs/numerics.md says what they compute, exactly. All ranks give the same shape, dtype and
+        op. The result is a new array in the kind of ``x`` (NumPy or torch), or is written to ``out``, which may be
+        ``x`` itself and need not be contiguous. ``view=True`` returns a read-only view of the node's result instead of
+        a copy; its memory is the agent's until the array and all views of it are gone, so don't keep many.
 
         ``deterministic=True``: values are combined in one order, the ranks of a node and then the nodes, whatever the
         size of the tensor and the settings of the agents: every run with the same inputs and the same ranks on each
@@ -502,8 +503,8 @@ class Communicator(Place):
         extents, kind = check_shape(shape, dtype)
         nbytes = math.prod(extents) * kind.itemsize
         if not self._session.shared_memory or nbytes <= self._session.inline_limit:
-            return np.empty(extents, kind.label)
-        return self._session.allocate(nbytes).array(extents, kind.label)
+            return np.empty(extents, kind)
+        return self._session.allocate(nbytes).array(extents, kind)
 
     @overload
     def zeros(self, shape: Shape, dtype: type[ScalarT] | np.dtype[ScalarT]) -> npt.NDArray[ScalarT]: ...
@@ -517,7 +518,7 @@ class Communicator(Place):
     def zeros(self, shape: Shape, dtype: npt.DTypeLike = "float32") -> Array:
         """Return :meth:`empty` filled with zeros."""
         _, kind = check_shape(shape, dtype)
-        array = self.empty(shape, kind.label)
+        array = self.empty(shape, kind)
         array.fill(0)
         return array
 

@@ -327,12 +327,12 @@ class Conversation:
         outcome = Outcome(None, False, None, participants, message.algorithm, message.elapsed)
         if message.pieces:
             part.head = outcome
-            part.download = np.empty(part.count, part.dtype.label)
+            part.download = np.empty(part.count, part.dtype.storage)
             return
         if message.payload is not None:
             if len(message.payload) != part.nbytes:
                 raise ProtocolError(f"the agent sent a result of {len(message.payload)} bytes for {part.nbytes}")
-            data: Array = np.frombuffer(message.payload, part.dtype.label)
+            data: Array = np.frombuffer(message.payload, part.dtype.storage)
             outcome = Outcome(data, False, None, participants, message.algorithm, message.elapsed)
         elif message.arena >= 0:
             mapping = self._results.get(message.arena)
@@ -343,12 +343,12 @@ class Conversation:
             keep = self.owner() if self.owner is not None else None
             lease = Lease(mapping, message.offset, message.nbytes, message.lease, self._release, keep)
             self.leased += 1
-            data = lease.array((part.count,), part.dtype.label)
+            data = lease.array((part.count,), part.dtype.storage)
             outcome = Outcome(data, False, lease, participants, message.algorithm, message.elapsed)
         elif part.nbytes:
             raise ProtocolError(f"the agent sent no result for an operation of {part.nbytes} bytes")
         elif part.sinks:
-            empty: Array = np.empty(0, part.dtype.label)
+            empty: Array = np.empty(0, part.dtype.storage)
             outcome = Outcome(empty, True, None, participants, message.algorithm, message.elapsed)
         del self._pending[part.request]
         self.completed.append((part, outcome))
@@ -408,7 +408,7 @@ class Conversation:
                 arena, offset = place
                 part.hold = part.sources
             elif (block := self._stage(part.nbytes)) is not None:
-                _gather(part, block.array((part.count,), part.dtype.label))
+                _gather(part, block.array((part.count,), part.dtype.storage))
                 arena, offset = block.mapping.arena, block.offset
                 part.hold = block
             elif self._backlog_request is not None:
@@ -519,7 +519,7 @@ def _pieces(part: Part) -> Iterator[bytes]:
     if len(part.sources) == 1 and part.sources[0].flags.c_contiguous:
         flat = part.sources[0].reshape(-1)
     else:
-        flat = np.empty(part.count, part.dtype.label)
+        flat = np.empty(part.count, part.dtype.storage)
         _gather(part, flat)
     part.sources = ()
     raw = flat.view(np.uint8)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from allreduced.client.arrays import Array, in_kind
+from allreduced.client.arrays import Array, Kind, in_kind
 from allreduced.client.buffers import Lease
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import AllReducedError, InternalError, InvalidArgument
@@ -43,7 +43,7 @@ class Sink:
     shape: tuple[int, ...]
     out: Array | None
     out_object: object
-    torch: bool
+    kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Operation:
                 piece.flags.writeable = False
             elif not (owned and len(part.sinks) == 1):
                 piece = piece.copy()
-            self.results[sink.index] = in_kind(piece, sink.torch)
+            self.results[sink.index] = in_kind(piece, part.dtype, sink.kind)
 
     def part_done(self, part: Part, outcome: Outcome, error: AllReducedError | None) -> None:
         """Count the part as ended; ``error`` is what :meth:`materialize` said."""

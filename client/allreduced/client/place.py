@@ -79,10 +79,11 @@ class Place:
         )
 
 
-def check_shape(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], DType]:
-    """Return the shape as a tuple of ints, and the element type.
+def check_shape(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    """Return the shape as a tuple of ints, and NumPy's element type.
 
-    :raises InvalidArgument: an extent is negative, or the dtype is not in the table.
+    :raises InvalidArgument: an extent is negative, or the dtype is not in the table, or it is bfloat16 and NumPy has
+        not learned it from ml_dtypes.
     """
     extents = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     if any(extent < 0 for extent in extents):
@@ -91,4 +92,13 @@ def check_shape(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], DT
         label = np.dtype(dtype).name
     except TypeError:
         label = str(dtype)
-    return tuple(int(extent) for extent in extents), parse_dtype(label)
+    known = parse_dtype(label)
+    try:
+        # In this machine's byte order, whatever that of `dtype`.
+        kind = np.dtype(dtype if known is DType.BFLOAT16 else known.label)
+    except TypeError as error:
+        raise InvalidArgument(
+            f"NumPy has no {label}",
+            hint="import ml_dtypes, which brings it, or pass a tensor of torch, which need not come from empty()",
+        ) from error
+    return tuple(int(extent) for extent in extents), kind

@@ -272,7 +272,7 @@ class FakeAgent:
         call = self._calls.setdefault((submit.name, use), Call(submit.name))
         call.submits[client] = submit
         nbytes = submit.count * DType(submit.dtype).itemsize
-        kind = DType(submit.dtype).label
+        kind = DType(submit.dtype).storage
         if submit.payload is not None:
             assert len(submit.payload) == nbytes <= INLINE_LIMIT
             call.inputs[client] = np.frombuffer(submit.payload, kind)
@@ -290,7 +290,7 @@ class FakeAgent:
             if submit is not None and submit.request == request:
                 data = client.uploads[request]
                 if len(data) == submit.count * DType(submit.dtype).itemsize:
-                    call.inputs[client] = np.frombuffer(data, DType(submit.dtype).label)
+                    call.inputs[client] = np.frombuffer(data, DType(submit.dtype).storage)
                     del client.uploads[request]
                     self._arrived(call, client)
                 return

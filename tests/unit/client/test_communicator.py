@@ -9,6 +9,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -25,6 +26,7 @@ from allreduced.client import (
     WaitTimeout,
     connect,
 )
+from allreduced.core.dtypes import DType
 from allreduced.protocol.local import (
     AllocateArena,
     ArenaGranted,
@@ -285,6 +287,42 @@ def test_threads_may_wait_for_different_works(agent: FakeAgent, comm: Communicat
     assert seen == {i: float(i) for i in range(6)}
 
 
+@pytest.mark.parametrize("dtype", DType)
+def test_tensors_of_every_dtype_come_back_as_they_went(agent: FakeAgent, comm: Communicator, dtype: DType) -> None:
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype is DType.BFLOAT16 else dtype.label)
+    large = comm.zeros(LARGE, kind)
+    for x in (comm.zeros(3, kind), large):
+        x[1::3] = 1
+        assert x.dtype == kind
+        y = comm.all_reduce(x)
+        assert (y.dtype, y.tobytes()) == (kind, x.tobytes())
+        view = comm.all_reduce(x, view=True)
+        assert (view.dtype, view.tobytes(), view.flags.writeable) == (kind, x.tobytes(), False)
+        out = np.zeros((2, x.size), kind)[1]
+        assert comm.all_reduce(x, out=out) is out
+        assert out.tobytes() == x.tobytes()
+    assert agent.count(AllocateArena) == 1  # nothing was staged
+    first, second = comm.all_reduce_many([large[:5], large.reshape(2, -1)])
+    assert (first.dtype, first.tobytes()) == (kind, large[:5].tobytes())
+    assert (second.shape, second.tobytes()) == ((2, LARGE // 2), large.tobytes())
+
+
+def test_bfloat16_arrays_need_ml_dtypes() -> None:
+    script = """
+from allreduced.client.place import check_shape
+from allreduced.core.errors import InvalidArgument
+try:
+    check_shape(3, "bfloat16")
+except InvalidArgument as error:
+    assert "import ml_dtypes" in error.hint, error
+    import ml_dtypes
+    assert check_shape(3, "bfloat16") == check_shape((3,), ml_dtypes.bfloat16)
+    print("as told")
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("as told\n", "")
+
+
 def test_all_reduce_many_packs_each_dtype(agent: FakeAgent, comm: Communicator) -> None:
     tensors: list[npt.NDArray[np.number]] = [
         np.ones((2, 3), np.float32),
@@ -383,8 +421,10 @@ def test_arguments_out_of_range_are_refused_here(agent: FakeAgent, comm: Communi
 def test_mean_of_integers_and_unknown_dtypes_are_refused(comm: Communicator) -> None:
     with pytest.raises(InvalidArgument, match="mean of int64"):
         comm.all_reduce(np.arange(3), op="mean")
-    with pytest.raises(InvalidArgument, match=r"complex128.*float32, float64, int32, int64"):
-        comm.all_reduce(np.zeros(3, complex))
+    with pytest.raises(InvalidArgument, match=r"(longdouble|float128).*float32, float64, int32, int64"):
+        comm.all_reduce(np.zeros(3, np.longdouble))
+    with pytest.raises(InvalidArgument, match=r"max of complex128 is not defined.*sum, mean, prod"):
+        comm.all_reduce(np.zeros(3, complex), op="max")
     with pytest.raises(InvalidArgument, match="byte order"):
         comm.all_reduce(np.zeros(3, ">f8"))
     with pytest.raises(InvalidArgument, match="list, which is no tensor"):

@@ -21,8 +21,8 @@ def reduce(
     sum of mean; the others ignore it.
 
     The last ``partials`` of the sources, and the target if ``partial_target``, hold partial results in
-    ``DType(dtype).accumulator``: float32 for the 16-bit floats, which are rounded only on the way into a target of their
-    own type. For the other types this changes nothing. A copy between the two types converts.
+    ``DType(dtype).accumulator``: float32 for the 16-bit floats, which are rounded only on the way into a target of
+    their own type. For the other types this changes nothing. A copy between the two types converts.
 
     :raises ValueError: unknown dtype or reduction code, or the pair is not defined; no source; more than one source of
         copy; negative count; divisor < 1; address 0 with a count above 0; ``partials`` negative or more than there are
