@@ -66,10 +66,10 @@ def test_small_tensors_and_few_members_take_direct(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "members", "nbytes", "narrow", "chosen"),
     [
-        ("all_reduce", 16, 16 * MIB, False, "ring"),
+        ("all_reduce", 32, 64 * MIB, False, "ring"),
         ("all_reduce_many", 64, 1 << 40, False, "ring"),
-        ("all_reduce", 15, 16 * MIB, False, "direct"),
-        ("all_reduce", 16, 16 * MIB - 1, False, "direct"),
+        ("all_reduce", 31, 1 << 40, False, "direct"),
+        ("all_reduce", 32, 64 * MIB - 1, False, "direct"),
         ("all_reduce", 64, 1 << 40, True, "direct"),
         ("broadcast", 3, 4 * MIB, False, "chain"),
         ("broadcast", 64, 1 << 40, True, "chain"),

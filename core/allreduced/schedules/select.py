@@ -30,7 +30,7 @@ class Choice(NamedTuple):
     narrow: bool
 
 
-_REDUCING = (Choice("ring", 16, 16 * MIB, False), Choice("direct", 1, 0, True))
+_REDUCING = (Choice("ring", 32, 64 * MIB, False), Choice("direct", 1, 0, True))
 
 TABLE: dict[str, tuple[Choice, ...]] = {
     "all_reduce": _REDUCING,
