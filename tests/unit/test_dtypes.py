@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -96,3 +99,15 @@ def test_the_mean_of_integers_is_refused_with_what_to_do() -> None:
     ) as caught:
         parse_reduction("mean", DType.INT32)
     assert caught.value.hint == "use op='sum' and divide, or convert to float64 first"
+
+
+def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "numerics.md").read_text(encoding="utf-8")
+    head, _, *rows = (line.strip("|").split("|") for line in page.splitlines() if line.startswith("|"))
+    columns = [set(re.findall("`([a-z]+)`", cell)) for cell in head[1:]]
+    documented = {
+        label.strip(): set().union(*(labels for labels, cell in zip(columns, cells, strict=True) if cell.strip()))
+        for first, *cells in rows
+        for label in first.split(",")
+    }
+    assert documented == DEFINED

@@ -103,16 +103,24 @@ def read_tensor(value: object, *, what: str = "x") -> Tensor:
     if _is_torch(value):
         return _from_torch(value, what)
     array = _as_array(value, what)
-    order = array.dtype.newbyteorder("=")
-    if array.dtype != order or not array.dtype.isnative:
-        raise InvalidArgument(
-            f"{what} is not in this machine's byte order ({array.dtype.str})",
-            hint="convert it first: x.astype(x.dtype.newbyteorder('='))",
-        )
-    dtype = parse_dtype(array.dtype.name)
+    dtype = _KNOWN.get(array.dtype) or _read_dtype(array.dtype, what)
     if dtype is DType.BFLOAT16:
         return Tensor(array.view(dtype.storage), dtype, Kind(torch=False, elements=array.dtype))
-    return Tensor(array, dtype, Kind(torch=False))
+    return Tensor(array, dtype, _NUMPY)
+
+
+_NUMPY = Kind(torch=False)
+_KNOWN = {np.dtype(dtype.label): dtype for dtype in DType if dtype is not DType.BFLOAT16}
+"""Types that need no closer look. Those of another byte order differ from all of these."""
+
+
+def _read_dtype(found: np.dtype[np.generic], what: str) -> DType:
+    if found != found.newbyteorder("=") or not found.isnative:
+        raise InvalidArgument(
+            f"{what} is not in this machine's byte order ({found.str})",
+            hint="convert it first: x.astype(x.dtype.newbyteorder('='))",
+        )
+    return parse_dtype(found.name)
 
 
 def read_out(value: object, like: Tensor, *, what: str = "out") -> Array:
@@ -141,6 +149,8 @@ def in_kind(array: Array, dtype: DType, kind: Kind) -> object:
 
 
 def _as_array(value: object, what: str) -> Array:
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidArgument(f"{what} is a masked array, and a mask cannot be reduced", hint="give x.filled(0)")
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, ArrayInterface):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import mmap
 import os
@@ -85,10 +86,12 @@ class Client:
 
     def send_bytes(self, data: bytes, descriptor: int = -1) -> None:
         view = memoryview(data)
-        if descriptor >= 0:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
-            view = view[self.connection.sendmsg([view], rights) :]
-        self.connection.sendall(view)
+        # a client may close while its last message is being answered; its end is then the next thing that is read
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if descriptor >= 0:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+                view = view[self.connection.sendmsg([view], rights) :]
+            self.connection.sendall(view)
 
 
 @dataclass(eq=False)
@@ -174,6 +177,8 @@ class FakeAgent:
         if self._thread.is_alive() and not self._stopping:
             self.order(self._stop)
         self._thread.join(SECONDS)
+        for closing in (self._wake, self._woken):  # not by the thread, which may stop before the byte is sent
+            closing.close()
 
     # The thread
 
@@ -205,7 +210,7 @@ class FakeAgent:
         for descriptor, mapped in self._arenas:
             os.close(descriptor)
             mapped.close()
-        for closing in (self._listener, self._wake, self._woken, self._selector):
+        for closing in (self._listener, self._selector):
             closing.close()
 
     def _drop(self, client: Client) -> None:
@@ -238,7 +243,7 @@ class FakeAgent:
     def _handle(self, client: Client, message: ToAgent) -> None:
         if isinstance(message, Hello):
             client.hello = message
-            client.send(Welcome(1, "node-a", 99, INLINE_LIMIT))
+            client.send(Welcome(1, "node-a", 99, INLINE_LIMIT, 45.0))
         elif isinstance(message, Join):
             client.join = message
             waiting = [other for other in self.clients if other.join is not None and other.join.job == message.job]
