@@ -8,8 +8,8 @@ that value is passed on until everyone has it. The engine runs the steps tile by
 and a large tensor takes about the time of its bytes, but a small one takes the latency of all steps.
 
 A member ``m`` sends every block but its own as a partial value and every block but ``m + 1`` as a final one: for
-blocks of ``sizes`` elements ``sum(sizes) - sizes[m]`` and ``sum(sizes) - sizes[(m + 1) % members]`` elements. With equal
-blocks that is ``2 (members - 1) / members`` of the tensor, the same as ``direct``.
+blocks of ``sizes`` elements ``sum(sizes) - sizes[m]`` and ``sum(sizes) - sizes[(m + 1) % members]`` elements.
+With equal blocks that is ``2 (members - 1) / members`` of the tensor, the same as ``direct``.
 
 Partial values of 16-bit floats travel as float32 where the reduction rounds, so a value is rounded to 16 bits once, at
 the end; the first half of the bytes is then twice as much. Order of reduction of block ``b``: ``L(b) + (L(b - 1) + (…

@@ -34,7 +34,8 @@ class Reduce:
 
     All regions have ``count`` elements of ``dtype``; but the last ``partials`` sources, and the target if
     ``partial_target``, have them of ``dtype.accumulator``. ``target`` may be the same region as one source, else it
-    overlaps none. Where ``reduction`` is MEAN the sum is divided by ``divisor``; a partial sum of a mean is asked for as SUM.
+    overlaps none. Where ``reduction`` is MEAN the sum is divided by ``divisor``; a partial sum of a mean is asked for
+    as SUM.
     """
 
     job: int
