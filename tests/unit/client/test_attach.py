@@ -65,7 +65,7 @@ def job() -> str:
 
 
 def alone(**arguments: object) -> object:
-    return connect(rank=0, size=1, **arguments)  # type: ignore[arg-type]  # mixed keywords
+    return connect(**{"rank": 0, "size": 1} | arguments)  # type: ignore[arg-type]  # mixed keywords
 
 
 def test_a_named_socket_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_bad_arguments(bad: dict[str, object]) -> None:
 )
 def test_bad_numbers_and_places(bad: dict[str, object], path: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        alone(**{"rank": 0, "size": 1} | bad)
+        alone(**bad)
     assert caught.value.path == path
 
 
