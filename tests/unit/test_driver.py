@@ -64,7 +64,18 @@ class FakeKernels:
         self.at_once = 0
         self.fails = False
 
-    def reduce(self, dtype: int, reduction: int, divisor: int, count: int, sources: Sequence[int], target: int) -> None:
+    def reduce(
+        self,
+        dtype: int,
+        reduction: int,
+        divisor: int,
+        count: int,
+        sources: Sequence[int],
+        target: int,
+        *,
+        partials: int,
+        partial_target: bool,
+    ) -> None:
         if self.fails:
             raise ValueError("unknown reduction")
         self.at_once += 1
@@ -79,6 +90,9 @@ class FakeKernels:
         sources: Sequence[int],
         target: int,
         priority: int,
+        *,
+        partials: int,
+        partial_target: bool,
     ) -> None:
         self.queued.append((job, priority))
 

@@ -16,6 +16,9 @@ from allreduced.protocol.shapes import shape_text, shapes_text
 
 MAX_PRIORITY = (1 << 31) - 1
 
+CANONICAL = "canonical"
+"""The algorithm whose order of reduction depends on nothing but the ranks and their nodes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -25,6 +28,7 @@ class Options:
     deadline: float | None
     priority: int
     algorithm: str | None
+    deterministic: bool = False
 
     def checked(self) -> tuple[str, float, int, str]:
         """Return name, deadline (0: the group's default), priority and algorithm.
@@ -38,6 +42,13 @@ class Options:
         algorithm = "" if self.algorithm is None else check_text("algorithm", self.algorithm)
         if len(algorithm.encode()) > 64:
             raise InvalidArgument(f"algorithm {algorithm[:40]!r}… is not known")
+        if self.deterministic:
+            if algorithm not in ("", CANONICAL):
+                raise InvalidArgument(
+                    f"deterministic=True allows only algorithm={CANONICAL!r}, not {algorithm!r}",
+                    hint="leave algorithm out",
+                )
+            algorithm = CANONICAL
         deadline = 0.0 if self.deadline is None else check_deadline("deadline", self.deadline)
         return name, deadline, priority, algorithm
 

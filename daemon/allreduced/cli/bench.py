@@ -50,6 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--dtype", choices=["float32", "float64", "int32", "int64"], default="float32", help="default: %(default)s")
     add("--op", choices=["sum", "mean", "prod", "min", "max"], default="sum", help="default: %(default)s")
     add("--collective", choices=_COLLECTIVES, default="all_reduce", help="default: %(default)s")
+    add("--algorithm", default="", metavar="NAME", help="as in docs/algorithms.md (default: what the agents choose)")
     add(
         "--iters", type=positive_int, default=20, metavar="N", help="measured calls of each size (default: %(default)s)"
     )
@@ -106,6 +107,7 @@ def sweep_of(arguments: argparse.Namespace) -> Sweep:
         iterations=arguments.iters,
         view=arguments.view,
         check=arguments.check,
+        algorithm=arguments.algorithm,
     )
     if sweep.begin > sweep.end:
         raise ConfigError(f"the first size, {sweep.begin} bytes, is larger than the last, {sweep.end} bytes")
@@ -127,6 +129,7 @@ def options_of(sweep: Sweep) -> list[str]:
         f"--iters={sweep.iterations}",
         "--view" if sweep.view else "--copy",
         "--check" if sweep.check else "--no-check",
+        *([f"--algorithm={sweep.algorithm}"] if sweep.algorithm else []),
     ]
 
 

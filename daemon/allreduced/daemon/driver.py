@@ -273,7 +273,16 @@ class Driver:
         sources = [address(source) for source in action.sources]
         target = address(action.target)
         if action.target.nbytes * (len(sources) + 1) <= AT_ONCE:
-            self._kernels.reduce(action.dtype, action.reduction, action.divisor, action.count, sources, target)
+            self._kernels.reduce(
+                action.dtype,
+                action.reduction,
+                action.divisor,
+                action.count,
+                sources,
+                target,
+                partials=action.partials,
+                partial_target=action.partial_target,
+            )
             self.engine_event(engine_events.Reduced(action.job))
             return
         self._jobs[action.job] = action.target.buffer
@@ -286,6 +295,8 @@ class Driver:
             sources,
             target,
             action.priority,
+            partials=action.partials,
+            partial_target=action.partial_target,
         )
 
     def _post_receive(self, action: engine_actions.PostReceive) -> None:

@@ -56,6 +56,18 @@ def test_a_small_tensor_travels_inside_the_messages(agent: FakeAgent, comm: Comm
     assert agent.count(AllocateArena) == 0
 
 
+def test_deterministic_asks_for_the_canonical_order(agent: FakeAgent, comm: Communicator) -> None:
+    x = np.ones(3, np.float32)
+    comm.all_reduce(x, deterministic=True)
+    comm.all_reduce_many([x, x.astype("int64")], deterministic=True, algorithm="canonical")
+    comm.all_reduce(x, algorithm="ring")
+    comm.all_reduce(x)
+    algorithms = [message.algorithm for message in agent.seen if isinstance(message, Submit)]
+    assert algorithms == ["canonical"] * 3 + ["ring", ""]
+    with pytest.raises(InvalidArgument, match="deterministic=True allows only algorithm='canonical', not 'ring'"):
+        comm.all_reduce(x, deterministic=True, algorithm="ring")
+
+
 def test_a_large_tensor_is_staged_in_an_arena_and_its_lease_returns_at_once(
     agent: FakeAgent, comm: Communicator
 ) -> None:
