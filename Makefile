@@ -5,6 +5,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard daemon/native/*)
 TORCH ?= torch==2.13.0
+JAX ?= jax==0.10.2
 
 .PHONY: help demo test check test-native test-frameworks format wheel clean
 
@@ -34,8 +35,9 @@ test-native: $(VENV)/.installed ## kernels under the address and undefined-behav
 	$(VENV)/bin/cmake --build build/native-tests
 	$(VENV)/bin/ctest --test-dir build/native-tests --output-on-failure
 
-test-frameworks: $(VENV)/.installed ## launchers of other frameworks: torchrun (installs PyTorch)
+test-frameworks: $(VENV)/.installed ## torchrun, tensors of PyTorch and JAX (installs both)
 	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install -q '$(TORCH)'
+	$(PY) -c 'import jax' 2>/dev/null || $(PY) -m pip install -q '$(JAX)'
 	$(PY) -m pytest tests/frameworks
 
 format: $(VENV)/.installed ## format the Python code

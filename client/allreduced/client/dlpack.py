@@ -77,6 +77,9 @@ _HOST = {1, 3, 11}
 _DEVICES = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda managed", 14: "oneapi"}
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
 _BOOL = 6
+_FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+"""From code 7 on. Not supported, but named in the error."""
+
 _MAX_DIMENSIONS = 64
 
 # The deleter is called with Python's lock held, as NumPy does: producers may free Python objects in it.
@@ -169,7 +172,10 @@ def _dtype(tensor: _Tensor, what: str) -> DType:
         raise InvalidArgument(f"{what} has elements that are vectors", hint="give their numbers one by one")
     if tensor.code == _BOOL and tensor.bits == 8:
         return DType.BOOL
-    return parse_dtype(f"{_KINDS.get(tensor.code, f'of DLPack code {tensor.code}, bits: ')}{tensor.bits}", what=what)
+    if 7 <= tensor.code < 7 + len(_FLOAT8):
+        return parse_dtype(f"float8_{_FLOAT8[tensor.code - 7]}", what=what)
+    kind = _KINDS.get(tensor.code, f"of code {tensor.code} in DLPack, of bits: ")
+    return parse_dtype(f"{kind}{tensor.bits}", what=what)
 
 
 def _interface(tensor: _Tensor, dtype: DType, read_only: bool, what: str) -> dict[str, object]:
