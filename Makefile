@@ -7,13 +7,14 @@ SOURCES := pyproject.toml CMakeLists.txt $(wildcard daemon/native/*)
 TORCH ?= torch==2.13.0
 JAX ?= jax==0.10.2
 
-.PHONY: help demo test check test-native test-frameworks format wheel clean
+.PHONY: help demo test check test-native test-frameworks bench bench-quick format wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(VENV)/.installed: $(SOURCES) tools/venv.sh
 	tools/venv.sh $(VENV)
+	@echo "installing the package and its tools into $(VENV): a minute or two"
 	$(PY) -m pip install -q -e '.[dev]'
 	touch $@
 
@@ -21,7 +22,7 @@ demo: $(VENV)/.installed ## train a small network over three agents, and check t
 	$(VENV)/bin/allreduced demo
 
 test: $(VENV)/.installed ## run the tests
-	$(PY) -m pytest
+	$(PY) -m pytest --ignore tests/frameworks
 
 check: $(VENV)/.installed ## ruff, mypy --strict, import-linter
 	$(VENV)/bin/ruff check .
@@ -40,12 +41,29 @@ test-frameworks: $(VENV)/.installed ## torchrun, tensors of PyTorch and JAX (ins
 	$(PY) -c 'import jax' 2>/dev/null || $(PY) -m pip install -q '$(JAX)'
 	$(PY) -m pytest tests/frameworks
 
+LIMITS := $(addprefix build/limits/,memory exchange server)
+
+build/limits/%: benchmarks/limits/%.c benchmarks/limits/common.h
+	@mkdir -p $(@D)
+	$(CC) -O3 -march=native -Wall -Wextra -o $@ $< -pthread
+
+.PHONY: bench-ready
+bench-ready: $(VENV)/.installed $(LIMITS)
+	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install -q '$(TORCH)'
+
+bench: bench-ready ## speed beside Gloo and physical limits, under 15 minutes (installs PyTorch)
+	$(PY) -m benchmarks.compare
+
+bench-quick: bench-ready ## the same with fewer calls, about 2 minutes
+	$(PY) -m benchmarks.compare --quick
+
 format: $(VENV)/.installed ## format the Python code
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
 wheel: $(VENV)/.installed ## build the sdist and the wheel into dist/
-	$(PY) -m pip wheel -q --no-deps -w dist .
+	$(PY) -c 'import build' 2>/dev/null || $(PY) -m pip install -q build
+	$(PY) -m build
 
 clean: ## remove what was built, and the virtual environment
 	rm -rf $(VENV) build dist

@@ -96,16 +96,24 @@ def read_tensor(value: object, *, what: str = "x") -> Tensor:
         elements = _numpy_bfloat16(what) if dtype is DType.BFLOAT16 else None
         return Tensor(array, dtype, Kind(torch=False, elements=elements))
     array = _as_array(value, what)
-    order = array.dtype.newbyteorder("=")
-    if array.dtype != order or not array.dtype.isnative:
-        raise InvalidArgument(
-            f"{what} is not in this machine's byte order ({array.dtype.str})",
-            hint="convert it first: x.astype(x.dtype.newbyteorder('='))",
-        )
-    dtype = parse_dtype(array.dtype.name, what=what)
+    dtype = _KNOWN.get(array.dtype) or _read_dtype(array.dtype, what)
     if dtype is DType.BFLOAT16:
         return Tensor(array.view(dtype.storage), dtype, Kind(torch=False, elements=array.dtype))
-    return Tensor(array, dtype, Kind(torch=False))
+    return Tensor(array, dtype, _NUMPY)
+
+
+_NUMPY = Kind(torch=False)
+_KNOWN = {np.dtype(dtype.label): dtype for dtype in DType if dtype is not DType.BFLOAT16}
+"""Types that need no closer look. Those of another byte order differ from all of these."""
+
+
+def _read_dtype(found: np.dtype[np.generic], what: str) -> DType:
+    if found != found.newbyteorder("=") or not found.isnative:
+        raise InvalidArgument(
+            f"{what} is not in this machine's byte order ({found.str})",
+            hint="convert it first: x.astype(x.dtype.newbyteorder('='))",
+        )
+    return parse_dtype(found.name, what=what)
 
 
 def read_out(value: object, like: Tensor, *, what: str = "out") -> Array:
@@ -142,7 +150,7 @@ def _as_array(value: object, what: str) -> Array:
     if type(value) is np.ndarray:
         return value
     if isinstance(value, np.ma.MaskedArray):
-        raise InvalidArgument(f"{what} is a masked array", hint="say what stands for what is masked: x.filled(0)")
+        raise InvalidArgument(f"{what} is a masked array, and a mask cannot be reduced", hint="give x.filled(0)")
     try:
         if isinstance(value, ArrayInterface):
             # Of the caller's memory, never a copy. Subclasses of NumPy's array become plain ones; NumPy's scalars
