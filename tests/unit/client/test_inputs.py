@@ -84,7 +84,7 @@ async def test_asyncio_takes_the_same(agent: FakeAgent) -> None:
         (np.array(["ab"]), "dtype 'str64' is not supported"),
         (memoryview(b"abc").cast("c"), "dtype 'bytes8' is not supported"),
         (array.array("u", "ab"), "dtype 'str32' is not supported"),
-        (np.ma.masked_array([1.0, 2.0], [True, False]), r"x is a masked array .*x.filled\(0\)"),
+        (np.ma.masked_array([1.0, 2.0], [True, False]), r"x is a masked array, .*x.filled\(0\)"),
         (Interface(np.zeros(3), typestr="<q7"), "which is no tensor|cannot be read"),
         (Interface(np.zeros(3), shape=None), "which is no tensor|cannot be read"),
         (Exporter(GRID, device=2), r"not in the memory of the CPU \(DLPack device 2, cuda\) .*x.cpu\(\)"),
