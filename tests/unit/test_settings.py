@@ -110,7 +110,7 @@ def test_the_description_is_the_same_settings_with_the_secret_masked() -> None:
     assert "abc" not in described
     again = parse(described, "", {}, {"security.secret": "abc"})
     assert again == settings
-    assert 'tile_bytes = "1MiB"' in described
+    assert 'tile_bytes = "2MiB"' in described
 
 
 @pytest.mark.parametrize(
