@@ -10,6 +10,10 @@
 // and the operations that it supports do the rest.
 #pragma once
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -35,6 +39,27 @@ inline V load_vector(const unsigned char* at) {
     V value;
     __builtin_memcpy(&value, at, sizeof value);
     return value;
+}
+
+// Stores a whole register, which begins at a multiple of its size, without reading its cache line first.
+template <class V>
+inline void stream_vector(unsigned char* at, V value) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(at), (__m512i)value);
+#elif defined(__AVX2__)
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(at), (__m256i)value);
+#elif defined(__SSE2__)
+    _mm_stream_si128(reinterpret_cast<__m128i*>(at), (__m128i)value);
+#else
+    __builtin_memcpy(at, &value, sizeof value);
+#endif
+}
+
+// Orders streamed stores before everything that other threads see later.
+inline void stream_end() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
 }
 
 template <class T>
