@@ -13,6 +13,7 @@ help: ## this list
 
 $(VENV)/.installed: $(SOURCES) tools/venv.sh
 	tools/venv.sh $(VENV)
+	@echo "installing the package and its tools into $(VENV): a minute or two"
 	$(PY) -m pip install -q -e '.[dev]'
 	touch $@
 
@@ -20,7 +21,7 @@ demo: $(VENV)/.installed ## train a small network over three agents, and check t
 	$(VENV)/bin/allreduced demo
 
 test: $(VENV)/.installed ## run the tests
-	$(PY) -m pytest
+	$(PY) -m pytest --ignore tests/frameworks
 
 check: $(VENV)/.installed ## ruff, mypy --strict, import-linter
 	$(VENV)/bin/ruff check .
@@ -59,7 +60,8 @@ format: $(VENV)/.installed ## format the Python code
 	$(VENV)/bin/ruff check --fix .
 
 wheel: $(VENV)/.installed ## build the sdist and the wheel into dist/
-	$(PY) -m pip wheel -q --no-deps -w dist .
+	$(PY) -c 'import build' 2>/dev/null || $(PY) -m pip install -q build
+	$(PY) -m build
 
 clean: ## remove what was built, and the virtual environment
 	rm -rf $(VENV) build dist

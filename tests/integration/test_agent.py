@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import signal
 import socket
 import subprocess
@@ -302,3 +303,15 @@ def test_an_agent_alone_opens_no_port(start_agent: StartAgent) -> None:
     assert agent.listen == ""
     agent.process.send_signal(signal.SIGINT)
     assert agent.wait() == 0
+
+
+def test_an_agent_started_by_hand_says_when_it_is_ready_and_where() -> None:
+    name = f"@allreduced-test-{secrets.token_hex(8)}"
+    command = (sys.executable, "-P", "-m", "allreduced.cli.main", "agent", "--socket", name)
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as agent:
+        assert agent.stderr is not None
+        line = agent.stderr.readline()
+        agent.terminate()
+        assert agent.stderr.read() == ""
+    assert line == f"allreduced: the agent is ready: clients at {name}, no other agents\n"
+    assert agent.returncode == 0

@@ -38,6 +38,7 @@ class Script:
     events: list[object] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    idle: bool = True
 
     def handle(self, event: object, now: float) -> list[object]:
         self.events.append(event)
@@ -554,6 +555,22 @@ async def test_drain_refuses_new_work_and_waits_for_what_is_in_flight(rig: Rig) 
     await asyncio.sleep(0)
     assert not drained.done()
     rig.kernels.complete(1)
+    assert await drained is True
+
+
+async def test_drain_waits_for_what_is_owed_to_other_nodes(rig: Rig) -> None:
+    rig.engine.idle = False
+    drained = asyncio.create_task(rig.driver.drain(30))
+
+    def answer(event: object) -> Sequence[object]:
+        rig.engine.idle = event == events.Sent(9)
+        return ()
+
+    rig.engine.answer = answer
+    rig.driver.engine_event(events.Sent(8))
+    await asyncio.sleep(0)
+    assert not drained.done()
+    rig.driver.engine_event(events.Sent(9))
     assert await drained is True
 
 

@@ -137,6 +137,24 @@ def test_a_local_mismatch_names_field_ranks_and_values() -> None:
     assert frames(actions) == [Abort(GROUP, 1, "x", 0, to_wire(error))]
 
 
+def test_a_refused_submit_counts_and_fails_the_operation_on_every_rank() -> None:
+    bench = Bench(("a", (0, 1)), ("b", (2,)))
+    full = LimitExceeded("4 requests are in flight", limit="limits.requests", hint="wait")
+    actions = bench.do(Submitted(1, 9, GROUP, 1, "x", fingerprint(), None, bench.now + 30, 0, full))
+    [error] = errors(actions)
+    assert isinstance(error, LimitExceeded)
+    assert (error.limit, error.hint) == ("limits.requests", "wait")
+    assert error.message == (
+        "group 'world' of job 'job': 'x' (use 0) of rank 1 on node 'a' was refused: 4 requests are in flight"
+    )
+    assert frames(actions) == [Abort(GROUP, 1, "x", 0, to_wire(error))]
+    assert [str(late) for late in errors(bench.submit(0))] == [str(error)]
+    # The next calls meet each other.
+    bench.submit(0)
+    assert errors(bench.submit(1)) == []
+    assert list(bench.engine.snapshot()["groups"][GROUP]["operations"]) != []
+
+
 def test_a_late_submit_gets_the_recorded_outcome_once() -> None:
     bench = Bench(("a", (0, 1)), ("b", (2,)))
     lost = RankLost("rank 2 is gone", ranks=[2])
@@ -208,6 +226,31 @@ def test_what_cannot_be_served_is_said_at_once() -> None:
         assert isinstance(error, kind)
         assert text in error.message
     assert bench.engine.snapshot()["groups"][GROUP]["operations"] == []
+
+
+def test_one_name_too_many_is_refused_with_its_limit() -> None:
+    bench = Bench(("a", (0, 1)), limits=Limits(names=2))
+    assert errors(bench.submit(0, "x")) + errors(bench.submit(0, "y")) + errors(bench.submit(0, "x")) == []
+    (error,) = errors(bench.submit(0, "z"))
+    assert isinstance(error, LimitExceeded)
+    assert error.limit == "limits.names"
+
+
+def test_the_engine_is_idle_once_nothing_of_a_local_rank_is_under_way() -> None:
+    bench = Bench(("a", (0,)), ("b", (1,)))
+    barrier = fingerprint(kind="barrier", count=0)
+    idle = [bench.engine.idle]
+    bench.frame(Arrived(GROUP, 1, "theirs", 0, (1,)))
+    idle.append(bench.engine.idle)  # nobody here has called it
+    bench.submit(0, described=barrier)
+    idle.append(bench.engine.idle)
+    bench.frame(ready(described=barrier))
+    idle.append(bench.engine.idle)
+    bench.submit(0, "lost", barrier)
+    idle.append(bench.engine.idle)
+    bench.do(GroupBroken(GROUP, RankLost("gone", ranks=(1,), nodes=("b",))))
+    idle.append(bench.engine.idle)
+    assert idle == [True, True, False, True, False, True]
 
 
 def test_a_source_of_another_size_is_refused() -> None:

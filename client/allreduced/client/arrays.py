@@ -149,6 +149,8 @@ def in_kind(array: Array, dtype: DType, kind: Kind) -> object:
 
 
 def _as_array(value: object, what: str) -> Array:
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidArgument(f"{what} is a masked array, and a mask cannot be reduced", hint="give x.filled(0)")
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, ArrayInterface):

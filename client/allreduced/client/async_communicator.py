@@ -44,7 +44,7 @@ class AsyncCommunicator(Place):
         local_size: int | None = None,
         socket: str | None = None,
         deadline: float = 300.0,
-        default_deadline: float = 300.0,
+        default_deadline: float | None = None,
         shared_memory: bool = True,
         agent: Literal["auto", "require"] | None = None,
     ) -> Connecting:
@@ -340,5 +340,5 @@ class Connecting:
     async def _connect(self) -> AsyncCommunicator:
         options = self._options
         attached = await drive(attach(options))
-        session = AsyncSession(attached, default_deadline=options.default_deadline)
+        session = AsyncSession(attached)
         return AsyncCommunicator(session, job=options.launch.job, group=options.group)

@@ -32,7 +32,7 @@ def connect(
     local_size: int | None = None,
     socket: str | None = None,
     deadline: float = 300.0,
-    default_deadline: float = 300.0,
+    default_deadline: float | None = None,
     shared_memory: bool = True,
     agent: Literal["auto", "require"] | None = None,
 ) -> Communicator:
@@ -42,8 +42,8 @@ def connect(
     process that nobody launched is the only rank. ``socket``: the agent's, a path or ``@name``; else
     ``ALLREDUCED_SOCKET`` and the usual places are looked at, and where no agent runs a private one is started for the
     job, unless ``agent`` is ``"require"``. ``deadline``: seconds until all ranks must be there.
-    ``default_deadline``: seconds for each operation that names none. ``shared_memory``: false sends tensors through
-    the socket, where descriptors cannot be passed.
+    ``default_deadline``: seconds for each operation that names none; the agent's ``failure.deadline`` (300 s) if it is
+    left out. ``shared_memory``: false sends tensors through the socket, where descriptors cannot be passed.
 
     :raises AgentUnavailable: there is no agent and none could be started.
     :raises DeadlineExceeded: ranks are missing; ``missing`` names them.
@@ -64,7 +64,7 @@ def connect(
         agent=agent,
     )
     attached = drive(attach(options))
-    session = Session(attached, default_deadline=options.default_deadline)
+    session = Session(attached)
     return Communicator(session, job=options.launch.job, group=group)
 
 

@@ -35,11 +35,10 @@ FORKED = "this communicator belongs to process {pid}, from which this process wa
 class Session:
     """A joined connection for blocking callers."""
 
-    def __init__(self, attached: Attached, *, default_deadline: float) -> None:
+    def __init__(self, attached: Attached) -> None:
         self._connection = attached.connection
         self._conversation = attached.conversation
         self._receiver = attached.receiver
-        self._default_deadline = default_deadline
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -76,9 +75,9 @@ class Session:
         self._check_process()
         with self._lock:
             self._check_open()
-            now = time.monotonic()
-            operation.give_up_at = now + (operation.deadline or self._default_deadline) + GRACE_SECONDS
             conversation = self._conversation
+            deadline = operation.deadline or conversation.default_deadline
+            operation.give_up_at = time.monotonic() + deadline + GRACE_SECONDS
             conversation.submit(operation)
             self._send()
             if not (conversation.waiting or conversation.has_output):
@@ -113,7 +112,8 @@ class Session:
             self._check_open()
             self._conversation.check()
             request = self._conversation.allocate(nbytes)
-            if not self._run(lambda: request.done, time.monotonic() + self._default_deadline + GRACE_SECONDS):
+            until = time.monotonic() + self._conversation.default_deadline + GRACE_SECONDS
+            if not self._run(lambda: request.done, until):
                 self._give_up()
             block, request.block = request.block, None
         if request.error is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from functools import lru_cache
+from functools import cache
 
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import InvalidArgument
@@ -42,6 +42,7 @@ _BITWISE = frozenset({Reduction.BAND, Reduction.BOR, Reduction.BXOR})
 _LOGICAL = frozenset({Reduction.LAND, Reduction.LOR, Reduction.LXOR})
 
 
+@cache
 def reductions_of(dtype: DType) -> frozenset[Reduction]:
     """Return the reductions that are defined for ``dtype``. ``COPY`` is among them: it is defined for all."""
     copied = frozenset({Reduction.COPY})
@@ -52,13 +53,12 @@ def reductions_of(dtype: DType) -> frozenset[Reduction]:
     return copied | _ARITHMETIC | _ORDER | _BITWISE | _LOGICAL
 
 
-@lru_cache(maxsize=256)
-def parse_reduction(label: str, dtype: DType) -> Reduction:
+def parse_reduction(label: object, dtype: DType) -> Reduction:
     """Return the reduction named ``label`` if it is defined for ``dtype``.
 
     :raises InvalidArgument: the name is unknown, or the pair is outside the table; the message lists what there is.
     """
-    reduction = _BY_LABEL.get(label)
+    reduction = _BY_LABEL.get(label) if isinstance(label, str) else None
     if reduction is None:
         raise InvalidArgument(f"reduction {label!r} is not supported; there are {', '.join(_BY_LABEL)}")
     defined = reductions_of(dtype)

@@ -49,7 +49,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from allreduced.cli.front import run_job
     from allreduced.cli.job import Job, python_module
 
-    require("msgspec", "sklearn", "rich")
+    require("sklearn", "rich", "msgspec")  # the extra of the first brings them all
     job = Job(
         command=(*python_module("allreduced.cli.demo_training"), f"--epochs={arguments.epochs}"),
         nodes=arguments.nodes,

@@ -14,17 +14,17 @@ from allreduced.core.errors import (
     to_wire,
 )
 from allreduced.core.identity import GroupKey
+from allreduced.core.log_limit import LogLimit
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.client_connection import ClientConnection, Pieces
 from allreduced.daemon.engine.events import ClientGone as EngineClientGone
 from allreduced.daemon.engine.events import GroupStarted, LeasesReturned, Submitted
 from allreduced.daemon.engine.region import Region
 from allreduced.daemon.local_limits import LocalLimits
-from allreduced.daemon.log_limit import LogLimit
 from allreduced.daemon.membership.events import ClientGone, ClientJoining, ClientLeaving
 from allreduced.daemon.ports import EventSink
 from allreduced.daemon.slab import Slab
-from allreduced.daemon.submission import HeldGroup, Submission, check_submit
+from allreduced.daemon.submission import HeldGroup, Submission, check_submit, fingerprint_of
 from allreduced.protocol import local
 
 logger = logging.getLogger("allreduced.local")
@@ -40,9 +40,13 @@ class LocalContext:
     limits: LocalLimits
     node: str
     incarnation: int
+    default_deadline: float
+    """Seconds, for operations of groups that name none."""
     log: LogLimit
     drop_stale: Callable[[GroupKey, int], None]
     """Ends the connections that hold ranks of this group and whose processes are gone, other than this client's."""
+    changed: Callable[[], None]
+    """Called when a client was welcomed, and when a connection ended."""
     forget: Callable[[int], None]
     """Called when nothing of this client is left at all."""
 
@@ -64,6 +68,8 @@ class _Operation:
     in_slab: bool = False
     private: bool = False
     uploaded: int | None = None
+    refused: AllReducedError | None = None
+    """Why this agent cannot take it; the engine hears of it all the same, for it counts."""
 
 
 class ClientSession:
@@ -141,7 +147,10 @@ class ClientSession:
         self._attached = True
         self._pid = connection.pid or message.pid  # the kernel tells 0 for a process of another container
         self._shared_memory = message.shared_memory
-        connection.send(local.Welcome(version, context.node, context.incarnation, context.limits.inline))
+        connection.send(
+            local.Welcome(version, context.node, context.incarnation, context.limits.inline, context.default_deadline)
+        )
+        context.changed()
 
     def _join(self, message: local.Join) -> None:
         request = self._new_request(message.request)
@@ -156,7 +165,7 @@ class ClientSession:
             return
         key = GroupKey(self.connection.uid, message.job, message.group)
         self._context.drop_stale(key, self.client)
-        self._joins[request] = _Join(key, message.default_deadline)
+        self._joins[request] = _Join(key, message.default_deadline or self._context.default_deadline)
         self._sink.membership_event(
             ClientJoining(
                 self.client,
@@ -207,24 +216,25 @@ class ClientSession:
 
     def _submit(self, message: local.Submit) -> None:
         request = self._new_request(message.request)
+        held = self._groups.get(message.group)
+        if held is None:
+            error = self._ended.get(message.group) or InvalidArgument(
+                f"this client holds no rank of group {message.group}", hint="join it first"
+            )
+            self._refuse_request(request, error)
+            return
+        deadline_at = self._sink.now() + (message.deadline or held.default_deadline)
+        operation = _Operation(message, Submission(fingerprint_of(message), 0), deadline_at)
         try:
-            held = self._groups.get(message.group)
-            if held is None:
-                raise self._ended.get(message.group) or InvalidArgument(
-                    f"this client holds no rank of group {message.group}", hint="join it first"
-                )
             self._check_room()
-            submission = check_submit(message, held, self._context.limits.inline)
-            deadline = message.deadline or held.default_deadline
-            operation = _Operation(message, submission, self._sink.now() + deadline)
+            submission = operation.submission = check_submit(message, held, self._context.limits.inline)
             if submission.nbytes:
                 if message.upload:
                     self._begin_upload(request, operation)
                     return
                 self._take_input(operation)
         except AllReducedError as error:
-            self._refuse_request(request, error)
-            return
+            operation.refused = error
         self._operations[request] = operation
         self._start(request, operation, held)
 
@@ -258,6 +268,7 @@ class ClientSession:
                 operation.source,
                 operation.deadline_at,
                 message.priority,
+                operation.refused,
             )
         )
 
@@ -269,16 +280,16 @@ class ClientSession:
 
         def created(arena: int, error: AllReducedError | None) -> None:
             if error is not None:
-                self._operations.pop(request, None)
-                self._refuse_request(request, error)
+                operation.refused = error
+                self._complete(request, operation)
             else:
                 arenas.hold(arena)
                 operation.source = Region(arena, 0, nbytes)
             self.connection.resume()
 
+        arenas.create_input(self.client, nbytes, created, shared=False)
         operation.uploaded = 0
         operation.private = True
-        arenas.create_input(self.client, nbytes, created, shared=False)
         self._operations[request] = operation
         self.connection.pause()
 
@@ -296,15 +307,18 @@ class ClientSession:
             view[:] = data
         done += len(data)
         operation.uploaded = done
-        if done < source.nbytes:
-            return
+        if done == source.nbytes:
+            self._complete(message.request, operation)
+
+    def _complete(self, request: int, operation: _Operation) -> None:
+        """Go on with an operation whose input is there, or will never be."""
         operation.uploaded = None
         held = self._groups.get(operation.message.group)
         if held is None:  # left or ended meanwhile
             error = self._ended.get(operation.message.group) or InvalidArgument("the group was left meanwhile")
-            self.failed(message.request, error)
+            self.failed(request, error)
         else:
-            self._start(message.request, operation, held)
+            self._start(request, operation, held)
 
     # Limits and refusals
 
@@ -452,6 +466,7 @@ class ClientSession:
         self._joins.clear()
         self._groups.clear()
         self._keys.clear()
+        self._context.changed()
         self._look_empty()
 
     def _operation_over(self, request: int, operation: _Operation) -> None:

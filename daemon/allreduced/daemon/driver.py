@@ -128,7 +128,8 @@ class Driver:
     async def drain(self, timeout: float) -> bool:
         """Refuse further submits and wait until nothing is in flight, ``timeout`` seconds at most.
 
-        Returns whether everything ended: every operation with its result or error, every send and kernel job.
+        Returns whether everything ended: every operation with its result or error, every send and kernel job, and what
+        other nodes still wait for.
         """
         self._draining = True
         self._idle = asyncio.Event()
@@ -246,7 +247,9 @@ class Driver:
             self._look_idle()
 
     def _look_idle(self) -> None:
-        if self._idle is not None and not (self._submitted or self._outgoing or self._jobs):
+        if self._idle is None or self._submitted or self._outgoing or self._jobs:
+            return
+        if self._engine.idle:
             self._idle.set()
 
     # Actions of the engine

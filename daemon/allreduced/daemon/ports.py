@@ -69,6 +69,10 @@ class PeerPort(Protocol):
 class EnginePort(Protocol):
     """The engine, as the driver sees it."""
 
+    @property
+    def idle(self) -> bool:
+        """True where no operation of this node's clients goes on, and none is owed to other nodes any more."""
+
     def handle(self, event: EngineEvent, now: float) -> Sequence[EngineAction]:
         """Return what is to be done, in order."""
 

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from allreduced.core.addresses import parse_address, parse_socket
 from allreduced.core.errors import AuthenticationError, ConfigError
+from allreduced.transports.registry import schemes
 
 SYSTEM_SOCKET = "/run/allreduced/agent.sock"
 DEFAULT_PORT = 4123
@@ -35,6 +36,8 @@ Size: TypeAlias = Annotated[int, Meta(extra=_SIZE)]
 """A number of bytes, or text such as ``512MiB``."""
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
+_Given: TypeAlias = "tuple[object, str]"
+"""A value, and the place where it was given: in the file, a variable, an option."""
 Overrides: TypeAlias = "Mapping[str, object]"
 """``section.key`` to value; text is read as in an environment variable."""
 
@@ -101,6 +104,7 @@ class Limits(_Section, frozen=True):
     clients: Count = 1024
     requests: Annotated[Count, Meta(description="requests in flight of one client")] = 4096
     operations: Annotated[Count, Meta(description="operations in flight of one group")] = 4096
+    names: Annotated[Count, Meta(description="different names of operations in one group")] = 1 << 20
     inline: Annotated[Size, Meta(ge=1, le=64 << 10, description="bytes of a tensor that travels in messages")] = 8 << 10
     inline_bytes: Annotated[Size, Meta(ge=1, description="all small inputs in flight")] = 64 << 20
     lease_bytes: Annotated[Size, Meta(ge=1, description="results that one client may hold on to")] = 1 << 30
@@ -114,9 +118,12 @@ class Limits(_Section, frozen=True):
 
 
 class Failure(_Section, frozen=True):
-    """When something is given up. One knob; what else is needed is derived from it."""
+    """When something is given up; in seconds. What else is needed is derived from ``failure_timeout``."""
 
     failure_timeout: Annotated[float, Meta(ge=0.2, le=3600, description="seconds until a silent peer is dead")] = 5.0
+    deadline: Annotated[
+        Seconds, Meta(description="seconds until an operation is given up, where neither call nor connect() says")
+    ] = 300.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -169,6 +176,10 @@ _SECTIONS: Final[dict[str, type[_Section]]] = {
     "failure": Failure,
 }
 _SHORT: Final = {"ALLREDUCED_SECRET": ("security", "secret"), "ALLREDUCED_INSECURE": ("security", "insecure")}
+_OF_OTHERS: Final = frozenset(
+    f"ALLREDUCED_{name}"
+    for name in ("AGENT", "JOB", "JOIN", "LOCAL_RANK", "LOCAL_SIZE", "NODE", "NODES", "RANK", "SIZE", "SOCKET")
+)
 
 
 def load(path: str | None, environ: Mapping[str, str], overrides: Overrides | None = None) -> Settings:
@@ -193,12 +204,15 @@ def parse(text: str | None, path: str, environ: Mapping[str, str], overrides: Ov
 
     :raises ConfigError: an unknown key or a bad value; ``path`` says where, the hint what is allowed.
     """
+    given: dict[tuple[str, str], _Given] = {}
+    _from_file(text, path, given)
+    _from_environ(environ, given)
+    _from_overrides(overrides, given)
     values: dict[str, dict[str, object]] = {name: {} for name in _SECTIONS}
-    _from_file(text, path, values)
-    _from_environ(environ, values)
-    _from_overrides(overrides, values)
-    settings = Settings(**{name: _SECTIONS[name](**given) for name, given in values.items()})  # type: ignore[arg-type] # each value was converted to its field's type
-    _check(settings, path)
+    for (section, key), (value, _) in given.items():
+        values[section][key] = value
+    settings = Settings(**{name: _SECTIONS[name](**keys) for name, keys in values.items()})  # type: ignore[arg-type] # each value was converted to its field's type
+    _check(settings, {f"{section}.{key}": where for (section, key), (_, where) in given.items()})
     return settings
 
 
@@ -251,24 +265,25 @@ def parse_size(text: str) -> int:
 # Reading
 
 
-def _from_file(text: str | None, path: str, values: dict[str, dict[str, object]]) -> None:
+def _from_file(text: str | None, path: str, given: dict[tuple[str, str], _Given]) -> None:
     if text is None:
         return
     try:
         document = msgspec.toml.decode(text)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} is no TOML: {error}", path=path) from error
-    for section, given in document.items():
+    for section, keys in document.items():
         where = f"{path or 'configuration'}: $.{section}"
         if section not in _SECTIONS:
             raise _unknown("section", section, list(_SECTIONS), where)
-        if not isinstance(given, dict):
-            raise ConfigError(f"{section!r} is a section", path=where, hint=f"write [{section}] and keys under it")
-        for key, value in given.items():
-            values[section][key] = _convert(section, key, value, f"{where}.{key}", strict=True)
+        if not isinstance(keys, dict):
+            raise ConfigError(f"{where} is a section", path=where, hint=f"write [{section}] and keys under it")
+        for key, value in keys.items():
+            place = f"{where}.{key}"
+            given[section, key] = _convert(section, key, value, place, strict=True), place
 
 
-def _from_environ(environ: Mapping[str, str], values: dict[str, dict[str, object]]) -> None:
+def _from_environ(environ: Mapping[str, str], given: dict[tuple[str, str], _Given]) -> None:
     # Short names first, so that the long ones win.
     found = [(name, *_SHORT[name]) for name in _SHORT if environ.get(name)]
     for name in sorted(environ):
@@ -276,30 +291,49 @@ def _from_environ(environ: Mapping[str, str], values: dict[str, dict[str, object
             prefix = f"ALLREDUCED_{section.upper()}_"
             if name.startswith(prefix):
                 found.append((name, section, name.removeprefix(prefix).lower()))
+                break
+        else:
+            _check_no_slip(name)
     for name, section, key in found:
-        values[section][key] = _convert(section, key, environ[name], name, strict=False)
+        given[section, key] = _convert(section, key, environ[name], name, strict=False), name
 
 
-def _from_overrides(overrides: Overrides, values: dict[str, dict[str, object]]) -> None:
+def _check_no_slip(name: str) -> None:
+    """Refuse a variable that almost names a setting. Others belong to clients, launchers and kernels."""
+    if not name.startswith("ALLREDUCED_") or name in _SHORT or name in _OF_OTHERS:
+        return
+    valid = [f"ALLREDUCED_{section}_{key}".upper() for section in _SECTIONS for key in _keys(section)]
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.85)
+    if close:
+        raise ConfigError(f"there is no setting {name}", path=name, hint=f"did you mean {close[0]}?")
+
+
+def _keys(section: str) -> tuple[str, ...]:
+    return _SECTIONS[section].__struct_fields__
+
+
+def _from_overrides(overrides: Overrides, given: dict[tuple[str, str], _Given]) -> None:
     for name, value in overrides.items():
         section, _, key = name.partition(".")
         if section not in _SECTIONS:
             raise _unknown("section", section, list(_SECTIONS), name)
-        values[section][key] = _convert(section, key, value, name, strict=False)
+        given[section, key] = _convert(section, key, value, name, strict=False), name
 
 
 def _convert(section: str, key: str, value: object, where: str, *, strict: bool) -> object:
     """Return ``value`` as the type of the setting."""
     hints = get_type_hints(_SECTIONS[section], include_extras=True)
     if key not in hints or key.startswith("_"):
-        raise _unknown("key", key, list(_SECTIONS[section].__struct_fields__), where)
+        raise _unknown("key", key, _keys(section), where)
     hint = hints[key]
     if isinstance(value, str) and _is_size(hint):
         try:
             value = parse_size(value)
         except ValueError:
             raise ConfigError(
-                f"{value!r} is no size", path=where, hint="write bytes, or a number with KiB, MiB, GiB or TiB"
+                f"{where} is {value!r}, which is no size",
+                path=where,
+                hint="write bytes, or a number with KiB, MiB, GiB or TiB",
             ) from None
     elif isinstance(value, str) and _is_tuple(hint):
         items = [item.strip() for item in value.split(",") if item.strip()]
@@ -309,7 +343,7 @@ def _convert(section: str, key: str, value: object, where: str, *, strict: bool)
     except msgspec.ValidationError as error:
         said, _, inner = str(error).partition(" - at `$")
         raise ConfigError(
-            f"{where.removesuffix(key)}{key}{inner.rstrip('`')} is {_shown(key, value)}: {said}",
+            f"{where}{inner.rstrip('`')} is {_shown(key, value)}: {said}",
             path=f"{where}{inner.rstrip('`')}",
             hint=_allowed(hint),
         ) from None
@@ -318,7 +352,7 @@ def _convert(section: str, key: str, value: object, where: str, *, strict: bool)
 def _peer(text: str, where: str) -> dict[str, str]:
     node, separator, address = text.partition("=")
     if not separator:
-        raise ConfigError(f"{text!r} is not node=address", path=where, hint="such as b=tcp://10.0.0.2:4123")
+        raise ConfigError(f"{where}: {text!r} is not node=address", path=where, hint="such as b=tcp://10.0.0.2:4123")
     return {"node": node.strip(), "address": address.strip()}
 
 
@@ -354,14 +388,15 @@ def _is_tuple(hint: object) -> bool:
 # Relations
 
 
-def _check(settings: Settings, path: str) -> None:
-    """Check what one value alone does not tell.
+def _check(settings: Settings, places: Mapping[str, str]) -> None:
+    """Check what one value alone does not tell. ``places``: where each setting was given, for errors.
 
     :raises ConfigError: a value contradicts another or is malformed.
     """
 
-    def wrong(key: str, message: str, hint: str) -> ConfigError:
-        where = f"{path}: $.{key}" if path else key
+    def wrong(key: str, message: str, hint: str = "") -> ConfigError:
+        setting, bracket, rest = key.partition("[")
+        where = places.get(setting, setting) + bracket + rest
         return ConfigError(f"{where}: {message}", path=where, hint=hint)
 
     tile = settings.engine.tile_bytes
@@ -374,15 +409,29 @@ def _check(settings: Settings, path: str) -> None:
     if limits.arena_bytes and limits.arena_bytes_per_client > limits.arena_bytes:
         raise wrong("limits.arena_bytes_per_client", "it is more than arena_bytes", "at most arena_bytes")
     if settings.agent.socket:
-        parse_socket(settings.agent.socket, path="agent.socket")
+        try:
+            parse_socket(settings.agent.socket)
+        except ConfigError as error:
+            raise wrong("agent.socket", error.message, error.hint) from error
+
+    def check_address(key: str, text: str, *, any_port: bool = False) -> None:
+        if text.startswith("inproc://"):
+            return
+        try:
+            address = parse_address(text, any_port=any_port)
+        except ConfigError as error:
+            raise wrong(key, error.message, error.hint) from error
+        if address.scheme not in schemes():
+            raise wrong(key, f"there is no transport {address.scheme!r} ({text})", "write tcp://host:port")
+
     peers = settings.peers
-    for key, address in (("listen", peers.listen), ("advertise", peers.advertise)):
-        if address and not address.startswith("inproc://"):
-            parse_address(address, path=f"peers.{key}", any_port=key == "listen")
+    if peers.listen:
+        check_address("peers.listen", peers.listen, any_port=True)
+    if peers.advertise:
+        check_address("peers.advertise", peers.advertise)
     names: set[str] = set()
     for at, peer in enumerate(peers.static):
-        if not peer.address.startswith("inproc://"):
-            parse_address(peer.address, path=f"peers.static[{at}].address")
+        check_address(f"peers.static[{at}].address", peer.address)
         if peer.node in names:
             raise wrong(f"peers.static[{at}].node", f"{peer.node!r} is listed twice", "node names are unique")
         names.add(peer.node)

@@ -95,6 +95,13 @@ def _resolve(
     return Submission(Fingerprint(kind, dtype_code, op, shape, count, root, algorithm), nbytes)
 
 
+def fingerprint_of(message: Submit) -> Fingerprint:
+    """Return what must agree between ranks, also where it makes no sense."""
+    return Fingerprint(
+        message.kind, message.dtype, message.op, message.shape, message.count, message.root, message.algorithm
+    )
+
+
 def _check_input(message: Submit, nbytes: int, inline_limit: int) -> None:
     payload = message.payload
     ways = (payload is not None) + (message.arena >= 0) + message.upload

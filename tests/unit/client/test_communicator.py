@@ -398,12 +398,24 @@ def test_barrier_and_empty_tensors_have_no_data(agent: FakeAgent, comm: Communic
         {"name": "x" * 257},
         {"op": "median"},
         {"algorithm": "a" * 65},
+        {"deadline": "soon"},
+        {"priority": 1.5},
+        {"priority": True},
+        {"name": 3},
+        {"op": ["sum"]},
+        {"op": None},
+        {"algorithm": 5},
     ],
 )
 def test_arguments_out_of_range_are_refused_here(agent: FakeAgent, comm: Communicator, bad: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         comm.all_reduce(np.ones(3), **bad)  # type: ignore[call-overload]  # wrong on purpose
     assert agent.count(Submit) == 0
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers(comm: Communicator) -> None:
+    x = np.arange(3.0)
+    assert comm.broadcast(x, root=np.int64(0), priority=np.int32(2)).tolist() == [0.0, 1.0, 2.0]  # type: ignore[call-overload]  # more than promised
 
 
 def test_mean_of_integers_and_unknown_dtypes_are_refused(comm: Communicator) -> None:
@@ -419,8 +431,15 @@ def test_mean_of_integers_and_unknown_dtypes_are_refused(comm: Communicator) -> 
         comm.all_reduce([1.0, 2.0])  # type: ignore[call-overload]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="exclude"):
         comm.all_reduce(np.ones(2), view=True, out=np.ones(2))
+    for tensors in (None, 3):
+        with pytest.raises(InvalidArgument, match="a list of tensors"):
+            comm.all_reduce_many(tensors)  # type: ignore[call-overload]  # wrong on purpose
+    with pytest.raises(InvalidArgument, match="a list of tensors"):
+        comm.all_reduce_many([np.ones(1)], out=3)  # type: ignore[call-overload]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="shape"):
         comm.empty((-1,))
+    with pytest.raises(InvalidArgument, match="shape"):
+        comm.empty(("3",))  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="is not supported"):
         comm.empty(3, "float17")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import itemgetter
 
-from allreduced.core.errors import AllReducedError, LimitExceeded, from_wire
+from allreduced.core.errors import AllReducedError, from_wire
 from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import Fail, SendFrame
 from allreduced.daemon.engine.admission import Admission
@@ -55,7 +55,7 @@ class Matching:
         uses = group.uses.get(submit.name)
         if uses is None:
             if len(group.uses) >= context.limits.names:
-                self._refuse(submit, _too_many_names(group, context.limits.names))
+                self._refuse(submit, wording.too_many_names(group, context.limits.names))
                 return
             uses = group.uses[submit.name] = [GONE if rank in group.left else 0 for rank in group.ranks]
         use = uses[place]
@@ -82,6 +82,9 @@ class Matching:
         if place == 0 and group.mine == 0:
             context.clock += 1
             operation.stamp = (-submit.priority, context.clock, 0)
+        if submit.refused is not None:
+            self._ending.fail(operation, wording.refused(operation, submit.rank, submit.refused))
+            return
         error = self._check(operation, submit)
         if error is not None:
             self._ending.fail(operation, error)
@@ -311,10 +314,3 @@ class Matching:
         if operation.execution is None:
             return []
         return [members[peer].node for peer in operation.execution.unserved()]
-
-
-def _too_many_names(group: Group, limit: int) -> LimitExceeded:
-    return LimitExceeded(
-        f"{group.label} has used {limit} different names of operations",
-        hint="use one name again and again for the same tensor; uses are counted",
-    )
