@@ -65,7 +65,7 @@ ALLREDUCED_INLINE void combine(const unsigned char* const* sources, std::size_t 
     for (std::size_t v = 0; v < kVectors; ++v) {
         unsigned char* const at = target + (element + v * L::kLanes) * Target::kItemBytes;
         if constexpr (kStreaming) {
-            stream_vector(at, Op::finish(values[v], divisor));
+            Target::stream(at, Op::finish(values[v], divisor));
         } else {
             Target::store(at, Op::finish(values[v], divisor));
         }
@@ -120,12 +120,9 @@ void reduce(const Operands& operands) {
         if (operands.partial_target) return reduce_sources<Layout<E, Partial, true>, Op<E>, 0>(operands);
         if (operands.partials > 0) return reduce_sources<Layout<E, E, true>, Op<E>, 0>(operands);
     }
-    if constexpr (std::is_same_v<E, Partial>) {
-        // What is stored is a whole register: only there can it go past the cache.
-        const auto begin = reinterpret_cast<std::uintptr_t>(operands.target) + operands.first * E::kItemBytes;
-        if (operands.streaming && begin % kRegisterBytes == 0) {
-            return reduce_sources<Layout<E, E, false>, Op<E>, 0, true>(operands);
-        }
+    const auto begin = reinterpret_cast<std::uintptr_t>(operands.target) + operands.first * E::kItemBytes;
+    if (operands.streaming && begin % (E::kLanes * E::kItemBytes) == 0) {
+        return reduce_sources<Layout<E, E, false>, Op<E>, 0, true>(operands);
     }
     // Unrolling for a known number of sources pays for two, and only for data in the nearest cache.
     if (operands.source_count == 2) {
