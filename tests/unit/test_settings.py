@@ -7,15 +7,9 @@ from pathlib import Path
 import pytest
 
 from allreduced.core.errors import AuthenticationError, ConfigError
-from allreduced.daemon.settings import (
-    Settings,
-    StaticPeer,
-    default_socket,
-    load,
-    parse,
-    parse_size,
-    secret_bytes,
-)
+from allreduced.daemon.settings import Settings, StaticPeer, default_socket, secret_bytes
+from allreduced.daemon.settings_reader import load, parse
+from allreduced.daemon.sizes import parse_size
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
