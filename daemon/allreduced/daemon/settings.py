@@ -74,7 +74,7 @@ class Engine(Section, frozen=True):
     ] = ()
     nice: Annotated[int, Meta(ge=-20, le=19, description="their niceness")] = 0
     tile_bytes: Annotated[Size, Meta(description="unit of reducing and sending: a power of two, 256KiB to 4MiB")] = (
-        1 << 20
+        2 << 20
     )
     window_tiles: Annotated[int, Meta(ge=1, le=1024, description="tiles that a peer may send ahead")] = 4
 
