@@ -155,7 +155,7 @@ class Admission:
         if members == 1:
             return Solo(self._context, operation, plan.dtype, plan.reduction, plan.nbytes, sources)
         program = program_for(fingerprint.kind, plan.algorithm, members, plan.root_member, group.mine)
-        return Execution(self._context, operation, plan.dtype, plan.reduction, fingerprint.count, sources, program)
+        return Execution(self._context, operation, plan, fingerprint.count, sources, program)
 
     def _needs(self, operation: Operation, execution: Execution | Solo) -> tuple[int, int]:
         """Return the bytes of result and scratch; a small result is a part of the scratch."""
