@@ -7,14 +7,16 @@ SOURCES := pyproject.toml CMakeLists.txt $(wildcard daemon/native/*)
 TORCH ?= torch==2.13.0
 OPERATIONS ?= 1000000
 SEEDS ?= 1000:3000
+JAX ?= jax==0.10.2
 
-.PHONY: help demo test soak check test-native test-frameworks format wheel clean
+.PHONY: help demo test soak check test-native test-frameworks bench bench-quick docs format wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(VENV)/.installed: $(SOURCES) tools/venv.sh
 	tools/venv.sh $(VENV)
+	@echo "installing the package and its tools into $(VENV): a minute or two"
 	$(PY) -m pip install -q -e '.[dev]'
 	touch $@
 
@@ -22,7 +24,7 @@ demo: $(VENV)/.installed ## train a small network over three agents, and check t
 	$(VENV)/bin/allreduced demo
 
 test: $(VENV)/.installed ## run the tests
-	$(PY) -m pytest
+	$(PY) -m pytest --ignore tests/frameworks
 
 soak: $(VENV)/.installed ## long runs: OPERATIONS operations, tensors over 4 GiB, SEEDS seeds of the simulation
 	SOAK=1 OPERATIONS=$(OPERATIONS) $(PY) -m pytest -s tests/soak
@@ -40,16 +42,37 @@ test-native: $(VENV)/.installed ## kernels under the address and undefined-behav
 	$(VENV)/bin/cmake --build build/native-tests
 	$(VENV)/bin/ctest --test-dir build/native-tests --output-on-failure
 
-test-frameworks: $(VENV)/.installed ## launchers of other frameworks: torchrun (installs PyTorch)
+test-frameworks: $(VENV)/.installed ## torchrun, tensors of PyTorch and JAX (installs both)
 	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install -q '$(TORCH)'
+	$(PY) -c 'import jax' 2>/dev/null || $(PY) -m pip install -q '$(JAX)'
 	$(PY) -m pytest tests/frameworks
+
+LIMITS := $(addprefix build/limits/,memory exchange server)
+
+build/limits/%: benchmarks/limits/%.c benchmarks/limits/common.h
+	@mkdir -p $(@D)
+	$(CC) -O3 -march=native -Wall -Wextra -o $@ $< -pthread
+
+.PHONY: bench-ready
+bench-ready: $(VENV)/.installed $(LIMITS)
+	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install -q '$(TORCH)'
+
+bench: bench-ready ## speed beside Gloo and physical limits, under 15 minutes (installs PyTorch)
+	$(PY) -m benchmarks.compare
+
+bench-quick: bench-ready ## the same with fewer calls, within 2 minutes
+	$(PY) -m benchmarks.compare --quick
+
+docs: $(VENV)/.installed ## write docs/configuration.md from the schema of the settings
+	$(PY) tools/configuration_reference.py
 
 format: $(VENV)/.installed ## format the Python code
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
 wheel: $(VENV)/.installed ## build the sdist and the wheel into dist/
-	$(PY) -m pip wheel -q --no-deps -w dist .
+	$(PY) -c 'import build' 2>/dev/null || $(PY) -m pip install -q build
+	$(PY) -m build
 
 clean: ## remove what was built, and the virtual environment
 	rm -rf $(VENV) build dist

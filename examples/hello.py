@@ -1,4 +1,11 @@
-"""The smallest program. Run it with `allreduced run --ranks-per-node 4 -- python examples/hello.py`, or torchrun."""
+"""The smallest program.
+
+Run it with a launcher, or alone:
+
+    allreduced run --ranks-per-node 4 -- python examples/hello.py
+    torchrun --nproc-per-node 4 examples/hello.py
+    python examples/hello.py
+"""
 
 import numpy as np
 

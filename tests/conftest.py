@@ -24,6 +24,12 @@ def pytest_asyncio_loop_factories(
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep what the imports made out of the collector, which looks at everything after each test."""
+    gc.collect()
+    gc.freeze()
+
+
 def _descriptors() -> dict[str, str]:
     found = {}
     for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 # os.listdir closes its own descriptor before we look

@@ -16,10 +16,15 @@ else
   [ -n "$python" ] || { echo "Python 3.11 or newer is needed: apt-get install python3" >&2; exit 2; }
 fi
 
+# Debian's packages are named after its own Python 3; those of another version after that version.
+version_of() { "$1" -c 'import sys; print("python%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+package=python3
+[ "$(version_of "$python")" = "$(version_of python3)" ] || package=$(version_of "$python")
+
 missing=
-"$python" -c 'import ensurepip, venv' 2>/dev/null || missing="$missing python3-venv"
+"$python" -c 'import ensurepip, venv' 2>/dev/null || missing="$missing $package-venv"
 "$python" -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' \
-  || missing="$missing python3-dev"
+  || missing="$missing $package-dev"
 command -v g++ >/dev/null 2>&1 || command -v c++ >/dev/null 2>&1 || missing="$missing g++"
 if [ -n "$missing" ]; then
   as_root=
@@ -28,7 +33,7 @@ if [ -n "$missing" ]; then
     echo "installing$missing" >&2
     $as_root apt-get update -q >&2
     # shellcheck disable=SC2086 # a list of package names
-    DEBIAN_FRONTEND=noninteractive $as_root apt-get install -q -y --no-install-recommends $missing >&2
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing >&2
   else
     echo "these packages are needed to build:$missing" >&2
     echo "install them, for example: sudo apt-get install$missing" >&2
@@ -36,4 +41,7 @@ if [ -n "$missing" ]; then
   fi
 fi
 
-[ -x "$venv/bin/python" ] && good_python "$venv/bin/python" || "$python" -m venv --clear "$venv"
+# One that was interrupted while it was made has no pip.
+if ! good_python "$venv/bin/python" || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+  "$python" -m venv --clear "$venv"
+fi

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -138,20 +138,24 @@ class Endpoint:
         return await self.transport.listen(self.address, accepted, options), queue
 
     @asynccontextmanager
-    async def pair(self, *, flows: int = 2, max_frame: int = 64 << 10) -> AsyncIterator[Pair]:
-        """Yield a fresh link between agents ``a`` (dials) and ``b``; it is gone afterwards."""
+    async def pair(
+        self, *, flows: int = 2, max_frame: int = 64 << 10, near: Mapping[str, int] | None = None
+    ) -> AsyncIterator[Pair]:
+        """Yield a fresh link between agents ``a`` (dials) and ``b``; it is gone afterwards.
+
+        ``near``: options of ``a`` that differ from those of ``b``.
+        """
         options = LinkOptions(SecretAuthenticator("b", 2, b"hush"), flows=flows, max_frame=max_frame)
         listener, queue = await self.accept(options)
         near_events = Recorder()
-        near = await self.transport.connect(
-            listener.address, near_events, replace(options, authenticator=SecretAuthenticator("a", 1, b"hush"))
-        )
+        near_options = replace(options, authenticator=SecretAuthenticator("a", 1, b"hush"), **(near or {}))
+        near_link = await self.transport.connect(listener.address, near_events, near_options)
         far, far_events = await queue.get()
         try:
-            yield Pair(near, far, near_events, far_events, listener)
+            yield Pair(near_link, far, near_events, far_events, listener)
         finally:
             await listener.close()
-            for link, events in ((near, near_events), (far, far_events)):
+            for link, events in ((near_link, near_events), (far, far_events)):
                 link.abort(AgentUnavailable("the test is over"))
                 await events.until_closed()
 

@@ -8,6 +8,7 @@ import pytest
 from tests.contract.conftest import Endpoint, pattern
 
 from allreduced.core.errors import AgentUnavailable, ProtocolError
+from allreduced.transports.base import MAX_FRAME
 
 FRAME = 64 << 10
 
@@ -238,3 +239,15 @@ async def test_memory_can_be_unmapped_when_the_link_ends(endpoint: Endpoint, who
         assert out.closed
         assert into.closed
         assert (pair.near_events.sent_sends, pair.far_events.cancelled) == ([1], [1])
+
+
+async def test_sides_with_different_settings_understand_each_other(endpoint: Endpoint) -> None:
+    size = MAX_FRAME + 1000
+    source, there, back = pattern(size, 5), bytearray(size), bytearray(size)
+    async with endpoint.pair(flows=1, max_frame=FRAME, near={"flows": 3, "max_frame": MAX_FRAME}) as pair:
+        pair.near.send(1, pair.far.post_receive(1, memoryview(there)), 0, memoryview(source))
+        pair.far.send(2, pair.near.post_receive(2, memoryview(back)), 0, memoryview(source))
+        await pair.far_events.until_bytes(1, size)
+        await pair.near_events.until_bytes(2, size)
+        assert (there, back) == (source, source)
+        assert (pair.near.stats.frames_sent, pair.far.stats.frames_sent) == (2, -(-size // FRAME))

@@ -49,7 +49,9 @@ def _of_job(mark: Path) -> list[psutil.Process]:
 
 
 def _torchrun(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", *arguments, str(script)]
+    # Without an address torchrun looks up the name of this machine, which takes minutes where no name service answers.
+    options = ["--local-addr", "127.0.0.1", *arguments]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ALLREDUCED_")}
     environment["TEST_MARK"] = str(script)
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import signal
 import socket
 import subprocess
@@ -77,6 +78,19 @@ async def test_ranks_of_three_agents_gather_and_reduce_over_tcp(start_agent: Sta
         assert all(mean.tobytes() == means[0].tobytes() for mean in means)
     assert [agent.stop() for agent in agents] == [0, 0, 0]
     assert [agent.logged() for agent in agents] == ["", "", ""]
+
+
+async def test_agents_with_different_settings_of_links_work_together(start_agent: StartAgent) -> None:
+    first = start_agent("a", *LOOPBACK, ALLREDUCED_ENGINE_TILE_BYTES="4MiB", ALLREDUCED_PEERS_FLOWS="1")
+    meeting = first.listen.removeprefix("tcp://")
+    second = start_agent(
+        "b", *LOOPBACK, "--join", meeting, ALLREDUCED_ENGINE_TILE_BYTES="256KiB", ALLREDUCED_PEERS_FLOWS="3"
+    )
+    x = np.arange(3 << 20, dtype="int32")
+    for agents in ([first, second], [second, first]):  # the tiles are those of rank 0's agent
+        async with asyncio.timeout(BOUND), group(agents, 2) as ranks:
+            results = await asyncio.gather(*(rank.all_reduce(x) for rank in ranks))
+        assert all(np.array_equal(result, 2 * x) for result in results)
 
 
 async def test_two_jobs_and_two_groups_at_once_do_not_mix(start_agent: StartAgent) -> None:
@@ -302,3 +316,15 @@ def test_an_agent_alone_opens_no_port(start_agent: StartAgent) -> None:
     assert agent.listen == ""
     agent.process.send_signal(signal.SIGINT)
     assert agent.wait() == 0
+
+
+def test_an_agent_started_by_hand_says_when_it_is_ready_and_where() -> None:
+    name = f"@allreduced-test-{secrets.token_hex(8)}"
+    command = (sys.executable, "-P", "-m", "allreduced.cli.main", "agent", "--socket", name)
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as agent:
+        assert agent.stderr is not None
+        line = agent.stderr.readline()
+        agent.terminate()
+        assert agent.stderr.read() == ""
+    assert line == f"allreduced: the agent is ready: clients at {name}, no other agents\n"
+    assert agent.returncode == 0

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from tests.simulation.agenda import Agenda
 from tests.simulation.kernels import fold, numpy_dtype
 
+from allreduced.core.dtypes import DType
 from allreduced.core.errors import LimitExceeded
-from allreduced.core.reductions import Reduction
 from allreduced.daemon.engine.actions import (
     Action,
     CancelReceive,
@@ -92,6 +92,10 @@ class SimulatedNode:
         self.alive = True
         self.arena_failures = 0.0
         """Chance that an arena cannot be made."""
+        self.other_bytes = 0
+        """What the agent's other memory takes of the limit."""
+        self._limit = limits.arena_bytes
+        self._arenas: dict[int, int] = {}
         self._agenda = agenda
         self._rng = rng
         self._peers = peers
@@ -163,10 +167,14 @@ class SimulatedNode:
 
     def _create_arena(self, action: CreateArena) -> None:
         self._creating.add(action.buffer)
+        fits = sum(self._arenas.values()) + self.other_bytes + action.nbytes <= self._limit
+        if fits:
+            self._arenas[action.buffer] = action.nbytes
 
         def made() -> None:
             self._creating.discard(action.buffer)
-            if self._rng.random() < self.arena_failures:
+            if not fits or self._rng.random() < self.arena_failures:
+                self._arenas.pop(action.buffer, None)
                 self.tell(ArenaFailed(action.buffer, LimitExceeded("no memory", limit="limits.arena_bytes")))
                 return
             self.buffers[action.buffer] = np.full(action.nbytes, 0xA5, np.uint8)
@@ -180,11 +188,14 @@ class SimulatedNode:
         used += [sending.region for sending in self._sendings.values()]
         used += [region for job in self._jobs.values() for region in (*job.sources, job.target)]
         assert all(region.buffer != action.buffer for region in used)
-        del self.buffers[action.buffer]
+        del self.buffers[action.buffer], self._arenas[action.buffer]
 
     def _reduce(self, action: Reduce) -> None:
-        size = action.count * numpy_dtype(action.dtype).itemsize
-        assert all(region.nbytes == size for region in (*action.sources, action.target))
+        assert [region.nbytes for region in action.sources] == [
+            action.count * dtype.itemsize for dtype in _source_types(action)
+        ]
+        kind = action.dtype.accumulator if action.partial_target else action.dtype
+        assert action.target.nbytes == action.count * kind.itemsize
         self._check_free(action.target, "a kernel writes")
         for source in action.sources:
             if source != action.target:
@@ -202,11 +213,13 @@ class SimulatedNode:
         self._agenda.after(self._delay(), done)
 
     def _compute(self, action: Reduce) -> npt.NDArray[np.uint8]:
-        dtype = numpy_dtype(action.dtype)
-        sources = [self.view(region).view(dtype) for region in action.sources]
-        assert len(sources) >= 1
-        reduction = Reduction.SUM if len(sources) == 1 and action.reduction is Reduction.COPY else action.reduction
-        return fold(reduction, action.divisor, sources).view(np.uint8)
+        assert len(action.sources) >= 1
+        sources = [
+            self.view(region).view(numpy_dtype(dtype))
+            for region, dtype in zip(action.sources, _source_types(action), strict=True)
+        ]
+        value = fold(action.dtype, action.reduction, action.divisor, sources, wide=action.partial_target)
+        return value.view(np.uint8)
 
     def _post_receive(self, action: PostReceive) -> None:
         assert action.receive not in self._posted
@@ -304,3 +317,8 @@ def _overlap(one: Region, other: Region) -> bool:
         and one.offset < other.offset + other.nbytes
         and other.offset < one.offset + one.nbytes
     )
+
+
+def _source_types(action: Reduce) -> list[DType]:
+    elements = len(action.sources) - action.partials
+    return [action.dtype] * elements + [action.dtype.accumulator] * action.partials

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from allreduced.core.errors import AllReducedError
 from allreduced.core.identity import Member
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.engine.events import Event, GroupStarted, Submitted
@@ -19,6 +20,7 @@ from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.local_server import LocalServer, own_uid_only
 from allreduced.daemon.membership.events import ClientJoining
 from allreduced.daemon.membership.events import Event as MembershipEvent
+from allreduced.daemon.ports import Result
 from allreduced.protocol.framing import MessageReader
 from allreduced.protocol.local import (
     MAX_MESSAGE,
@@ -52,14 +54,23 @@ def submit(request: int, **changes: object) -> Submit:
 
 @dataclass
 class FakeSink:
-    """Remembers what the local plane tells the driver. ``answer`` is called with each event of the engine's."""
+    """Remembers what the local plane tells the driver. ``answer`` is called with each event of the engine's.
+
+    ``refused``: submits whose part the agent cannot take; they are answered as the engine does it, by ``refuse``.
+    """
 
     engine: list[Event] = field(default_factory=list)
+    refused: list[Submitted] = field(default_factory=list)
+    refuse: Callable[[int, int, AllReducedError], None] = lambda client, request, error: None
     membership: list[MembershipEvent] = field(default_factory=list)
     answer: Callable[[Event], None] = lambda event: None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def engine_event(self, event: Event) -> None:
+        if isinstance(event, Submitted) and event.refused is not None:
+            self.refused.append(event)
+            self.refuse(event.client, event.request, event.refused)
+            return
         self.engine.append(event)
         self.answer(event)
         self._changed.set()
@@ -182,11 +193,13 @@ class Plane:
         await client.hello(shared_memory=shared_memory)
         return client
 
-    async def join(self, rank: int = 0, *, shared_memory: bool = True) -> tuple[RawClient, int]:
+    async def join(
+        self, rank: int = 0, *, shared_memory: bool = True, default_deadline: float = 60.0
+    ) -> tuple[RawClient, int]:
         """Return an attached client that holds ``rank`` of a group of two, and its number at the agent."""
         client = await self.attach(shared_memory=shared_memory)
         before = sum(isinstance(event, ClientJoining) for event in self.sink.membership)
-        await client.send(Join(1, "job", "world", rank, 2, rank, 30.0, 60.0))
+        await client.send(Join(1, "job", "world", rank, 2, rank, 30.0, default_deadline))
         joining = await self.sink.told(ClientJoining, before + 1)
         members = (Member(NODE, INCARNATION, (0, 1)),)
         started = GroupStarted(GROUP, joining.key, 1, 1 << 20, members, 0, {rank: joining.client})
@@ -199,18 +212,8 @@ class Plane:
         nbytes = len(data) if data is not None else 0
         if arena >= 0:
             nbytes = self.arenas.nbytes(arena)
-        self.server.delivered(
-            client,
-            request,
-            data=memoryview(data) if data is not None else None,
-            arena=arena,
-            offset=0,
-            nbytes=nbytes,
-            lease=lease,
-            participants=(),
-            algorithm="direct",
-            elapsed=0.25,
-        )
+        view = memoryview(data) if data is not None else None
+        self.server.delivered(client, request, Result(view, arena, 0, nbytes, lease, (), "direct", 0.25))
 
     def input(self, event: Submitted) -> bytes:
         """Return a copy of the input of an operation."""
@@ -239,6 +242,7 @@ async def open_plane(
     server = LocalServer(
         sink, table, node=NODE, incarnation=INCARNATION, limits=limits or LocalLimits(), uid_allowed=uid_allowed
     )
+    sink.refuse = server.failed
     name = name or f"@allreduced-test-{secrets.token_hex(8)}"
     server.listen(name)
     plane = Plane(server, sink, table, name)

@@ -6,7 +6,9 @@ from allreduced.core.addresses import (
     SUN_PATH,
     Address,
     SocketAddress,
+    is_link_local,
     is_loopback,
+    is_numeric,
     is_wildcard,
     parse_address,
     parse_socket,
@@ -103,6 +105,16 @@ def test_wildcards() -> None:
     assert is_wildcard("::")
     assert not is_wildcard("127.0.0.1")
     assert not is_wildcard("host")
+
+
+def test_link_local_addresses() -> None:
+    assert [is_link_local(host) for host in ("169.254.7.7", "fe80::1", "fe80::1%eth0")] == [True] * 3
+    assert [is_link_local(host) for host in ("10.0.0.1", "2001:db8::1", "fe80.example.org")] == [False] * 3
+
+
+def test_numeric_hosts_need_no_look_up() -> None:
+    assert [is_numeric(host) for host in ("10.0.0.1", "::1", "fe80::1%eth0", "0.0.0.0")] == [True] * 4
+    assert [is_numeric(host) for host in ("localhost", "node1", "1.2.3", "")] == [False] * 4
 
 
 def test_socket_paths() -> None:

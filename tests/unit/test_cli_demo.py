@@ -45,7 +45,7 @@ def test_gradients_are_those_of_the_loss(data: Digits) -> None:
     images, labels = data.images[:12], data.labels[:12]
     _, gradients = network.loss_and_gradients(images, labels)
     for parameter, gradient in zip(network.parameters, gradients, strict=True):
-        where = np.unravel_index(np.abs(gradient).argmax(), gradient.shape)
+        where = np.unravel_index(int(np.argmax(np.abs(gradient))), gradient.shape)
         before = parameter[where]
         parameter[where] = before + 1e-6
         above, _ = network.loss_and_gradients(images, labels)

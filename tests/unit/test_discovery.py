@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 
 import pytest
 
@@ -11,8 +12,10 @@ from allreduced.core.errors import AuthenticationError, ConfigError
 from allreduced.daemon.discovery import Rendezvous, Static, discovery
 from allreduced.daemon.peer_link import Target
 from allreduced.daemon.reachability import advertised, check_access, resolve, source_address, stays_here
-from allreduced.daemon.settings import parse
+from allreduced.daemon.settings_reader import parse
 from allreduced.transports.base import Listener
+
+ALL = "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
 class Bound(Listener):
@@ -50,7 +53,7 @@ async def test_an_agent_with_peers_listens_at_the_usual_port() -> None:
     settings = parse(None, "", {"ALLREDUCED_PEERS_STATIC": "b=tcp://10.0.0.2:4123"}, {})
     found = await discovery(settings, "").find(network.listen)
     assert found.targets == (Target("tcp://10.0.0.2:4123", "b"),)
-    assert network.asked == ["tcp://0.0.0.0:4123"]
+    assert network.asked == [f"tcp://{ALL}:4123"]
 
 
 async def test_an_address_alone_is_listened_at() -> None:
@@ -67,13 +70,27 @@ async def test_who_can_listen_at_the_meeting_point_is_found_there() -> None:
     assert (found.listener.address, found.targets) == ("tcp://127.0.0.1:4200", ())
 
 
-@pytest.mark.parametrize(("reason", "answers"), [(errno.EADDRINUSE, True), (errno.EADDRNOTAVAIL, False)])
-async def test_others_dial_it_and_listen_at_a_free_port(reason: int, answers: bool) -> None:
-    network = Network({"tcp://127.0.0.1:4200": reason})
+async def test_others_on_its_machine_dial_it_and_listen_at_a_free_port() -> None:
+    network = Network({"tcp://127.0.0.1:4200": errno.EADDRINUSE})
     found = await Rendezvous("127.0.0.1:4200").find(network.listen)
     assert found.listener is not None
     assert found.listener.address == "tcp://127.0.0.1:0"
-    assert (found.targets, found.answers) == ((Target("tcp://127.0.0.1:4200"),), answers)
+    assert (found.targets, found.taken) == ((Target("tcp://127.0.0.1:4200"),), "tcp://127.0.0.1:4200")
+
+
+@pytest.mark.parametrize(("refused", "port"), [({}, 4200), ({"tcp://10.0.0.2:4200": errno.EADDRINUSE}, 0)])
+async def test_others_on_other_machines_listen_at_the_same_port_if_they_can(
+    refused: dict[str, int], port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def source_address(host: str) -> str:
+        return {"10.0.0.1": "10.0.0.2"}[host]
+
+    monkeypatch.setattr("allreduced.daemon.discovery.source_address", source_address)
+    network = Network({"tcp://10.0.0.1:4200": errno.EADDRNOTAVAIL, **refused})
+    found = await Rendezvous("10.0.0.1:4200").find(network.listen)
+    assert found.listener is not None
+    assert found.listener.address == f"tcp://10.0.0.2:{port}"
+    assert (found.targets, found.taken) == ((Target("tcp://10.0.0.1:4200"),), "")
 
 
 async def test_an_agent_that_must_listen_elsewhere_only_dials() -> None:
@@ -81,6 +98,43 @@ async def test_an_agent_that_must_listen_elsewhere_only_dials() -> None:
     found = await Rendezvous("127.0.0.1:4200", "tcp://127.0.0.1:0").find(network.listen)
     assert network.asked == ["tcp://127.0.0.1:0"]
     assert found.targets == (Target("tcp://127.0.0.1:4200"),)
+
+
+@pytest.fixture
+def debian(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this machine know the name ``head`` as 127.0.1.1, as Debian's /etc/hosts has it."""
+
+    async def resolve(host: str) -> tuple[str, ...]:
+        return ("127.0.1.1",) if host == "head" else (host,)
+
+    monkeypatch.setattr("allreduced.daemon.reachability.resolve", resolve)
+
+
+@pytest.mark.usefixtures("debian")
+async def test_the_own_name_known_as_loopback_is_listened_at_everywhere() -> None:
+    network = Network({})
+    found = await Rendezvous("head:4200").find(network.listen)
+    assert (network.asked, found.targets) == ([f"tcp://{ALL}:4200"], ())
+    network = Network({f"tcp://{ALL}:4200": errno.EADDRINUSE})
+    found = await Rendezvous("head:4200").find(network.listen)
+    assert network.asked == [f"tcp://{ALL}:4200", f"tcp://{ALL}:0"]
+    assert (found.targets, found.taken) == ((Target("tcp://head:4200"),), f"tcp://{ALL}:4200")
+
+
+@pytest.mark.usefixtures("debian")
+async def test_the_own_name_known_as_loopback_without_a_secret_is_a_clear_error() -> None:
+    async def listen(address: str) -> Listener:
+        parsed = parse_address(address)
+        check_access(parsed, local=await stays_here(parsed), secret=b"", insecure=False)
+        return Bound(address)
+
+    with pytest.raises(AuthenticationError, match=r"head:4200, which this machine knows as its own loopback") as caught:
+        await Rendezvous("head:4200").find(listen)
+    assert "ALLREDUCED_SECRET" in caught.value.hint
+    assert "127.0.0.1" in caught.value.hint
+    found = await Rendezvous("127.0.0.1:4200").find(listen)
+    assert found.listener is not None
+    assert found.listener.address == "tcp://127.0.0.1:4200"
 
 
 async def test_other_reasons_not_to_listen_are_errors() -> None:
@@ -113,6 +167,13 @@ async def test_loopback_is_not_told_to_peers_elsewhere() -> None:
     with pytest.raises(ConfigError, match="which is themselves"):
         await advertised(parse_address("tcp://0.0.0.0:4123"), "tcp://localhost:1", ["tcp://192.0.2.1:4123"])
     assert await advertised(loopback, "", ["tcp://[::1]:4123"]) == "tcp://127.0.0.1:4123"
+
+
+@pytest.mark.parametrize("address", ["tcp://169.254.1.1:4123", "tcp://[fe80::1]:4123"])
+async def test_addresses_of_one_link_are_not_told_to_peers_elsewhere(address: str) -> None:
+    with pytest.raises(ConfigError, match="on one link only"):
+        await advertised(parse_address(address), "", ["tcp://192.0.2.1:4123"])
+    assert await advertised(parse_address(address), "", []) == address
 
 
 async def test_what_is_told_differs_from_where_is_listened() -> None:

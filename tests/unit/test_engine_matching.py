@@ -12,6 +12,7 @@ from allreduced.core.errors import (
     InvalidArgument,
     LimitExceeded,
     MismatchError,
+    ProtocolError,
     RankLost,
     to_wire,
 )
@@ -32,7 +33,7 @@ from allreduced.daemon.engine.events import (
 )
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import Abort, Arrived, EngineFrame, Fingerprint, Queued, Ready
+from allreduced.protocol.peer import Abort, Arrived, Call, Differs, EngineFrame, Fingerprint, Queued, Ready
 
 GROUP = 5
 KEY = GroupKey(1, "job", "world")
@@ -122,19 +123,77 @@ def test_unnamed_and_named_calls_are_counted_per_rank() -> None:
     assert requests == [[2, 4], [1, 5], [3, 6]]
 
 
-def test_a_local_mismatch_names_field_ranks_and_values() -> None:
-    bench = Bench(("a", (0, 1)), ("b", (2,)))
+def test_a_mismatch_names_field_and_all_ranks_once_they_are_known() -> None:
+    bench = Bench(("a", (0, 1)), ("b", (2, 3)))
+    double = fingerprint(dtype=DType.FLOAT64)
     bench.submit(0)
-    actions = bench.submit(1, described=fingerprint(dtype=DType.FLOAT64))
-    assert [type(error) for error in errors(actions)] == [MismatchError, MismatchError]
-    error = errors(actions)[0]
+    actions = bench.submit(1, described=double)
+    told = Differs(GROUP, 1, "x", 0, (Call(fingerprint(), (0,)), Call(double, (1,))))
+    assert (errors(actions), frames(actions)) == ([], [told])
+    assert errors(bench.frame(Differs(GROUP, 1, "x", 0, (Call(fingerprint(), (2,)),)))) == []
+    actions = bench.frame(Differs(GROUP, 1, "x", 0, (Call(fingerprint(), (2, 3)),)))
+    [error, same] = errors(actions)
     assert isinstance(error, MismatchError)
-    assert (error.field, error.by_rank) == ("dtype", {0: "float32", 1: "float64"})
+    assert str(same) == str(error)
+    assert (error.field, error.by_rank) == ("dtype", {0: "float32", 1: "float64", 2: "float32", 3: "float32"})
     assert error.message == (
         "group 'world' of job 'job': 'x' (use 0) was called differently: "
-        "the dtype is float32 on rank 0; float64 on rank 1"
+        "the dtype is float32 on ranks 0, 2, 3; float64 on rank 1"
     )
     assert frames(actions) == [Abort(GROUP, 1, "x", 0, to_wire(error))]
+
+
+def test_a_mismatch_waits_a_second_for_ranks_that_did_not_call() -> None:
+    bench = Bench(("a", (0, 1)), ("b", (2, 3)))
+    bench.submit(0)
+    bench.submit(1, described=fingerprint(op=Reduction.MAX))
+    bench.now += 0.999
+    assert errors(bench.do(TimePassed())) == []
+    bench.now += 0.001
+    actions = bench.do(TimePassed())
+    assert [error.by_rank for error in errors(actions) if isinstance(error, MismatchError)] == [
+        {0: "sum", 1: "max"}
+    ] * 2
+    assert [type(frame) for frame in frames(actions)] == [Abort]
+
+
+def test_nothing_starts_while_calls_differ() -> None:
+    barrier, reduced = fingerprint(kind="barrier", count=0), fingerprint()
+    bench = Bench(("a", (0,)), ("b", (1,)), ("c", (2, 3)))
+    bench.submit(0, described=barrier)
+    assert [type(frame) for frame in frames(bench.frame(Differs(GROUP, 1, "x", 0, (Call(reduced, (2,)),)), "c"))] == [
+        Differs,
+        Differs,
+    ]
+    assert bench.frame(ready()) == []
+    [error] = errors(bench.frame(Differs(GROUP, 1, "x", 0, (Call(reduced, (2,)), Call(barrier, (3,)))), "c"))
+    assert isinstance(error, MismatchError)
+    assert (error.field, error.by_rank) == ("kind", {0: "barrier", 1: "barrier", 2: "all_reduce", 3: "barrier"})
+
+
+def test_a_peer_that_speaks_for_ranks_of_others_ends_the_operation() -> None:
+    bench = Bench(("a", (0,)), ("b", (1,)))
+    bench.submit(0)
+    [error] = errors(bench.frame(Differs(GROUP, 1, "x", 0, (Call(fingerprint(), (0,)),))))
+    assert isinstance(error, ProtocolError)
+
+
+def test_a_refused_submit_counts_and_fails_the_operation_on_every_rank() -> None:
+    bench = Bench(("a", (0, 1)), ("b", (2,)))
+    full = LimitExceeded("4 requests are in flight", limit="limits.requests", hint="wait")
+    actions = bench.do(Submitted(1, 9, GROUP, 1, "x", fingerprint(), None, bench.now + 30, 0, full))
+    [error] = errors(actions)
+    assert isinstance(error, LimitExceeded)
+    assert (error.limit, error.hint) == ("limits.requests", "wait")
+    assert error.message == (
+        "group 'world' of job 'job': 'x' (use 0) of rank 1 on node 'a' was refused: 4 requests are in flight"
+    )
+    assert frames(actions) == [Abort(GROUP, 1, "x", 0, to_wire(error))]
+    assert [str(late) for late in errors(bench.submit(0))] == [str(error)]
+    # The next calls meet each other.
+    bench.submit(0)
+    assert errors(bench.submit(1)) == []
+    assert list(bench.engine.snapshot()["groups"][GROUP]["operations"]) != []
 
 
 def test_a_late_submit_gets_the_recorded_outcome_once() -> None:
@@ -208,6 +267,31 @@ def test_what_cannot_be_served_is_said_at_once() -> None:
         assert isinstance(error, kind)
         assert text in error.message
     assert bench.engine.snapshot()["groups"][GROUP]["operations"] == []
+
+
+def test_one_name_too_many_is_refused_with_its_limit() -> None:
+    bench = Bench(("a", (0, 1)), limits=Limits(names=2))
+    assert errors(bench.submit(0, "x")) + errors(bench.submit(0, "y")) + errors(bench.submit(0, "x")) == []
+    (error,) = errors(bench.submit(0, "z"))
+    assert isinstance(error, LimitExceeded)
+    assert error.limit == "limits.names"
+
+
+def test_the_engine_is_idle_once_nothing_of_a_local_rank_is_under_way() -> None:
+    bench = Bench(("a", (0,)), ("b", (1,)))
+    barrier = fingerprint(kind="barrier", count=0)
+    idle = [bench.engine.idle]
+    bench.frame(Arrived(GROUP, 1, "theirs", 0, (1,)))
+    idle.append(bench.engine.idle)  # nobody here has called it
+    bench.submit(0, described=barrier)
+    idle.append(bench.engine.idle)
+    bench.frame(ready(described=barrier))
+    idle.append(bench.engine.idle)
+    bench.submit(0, "lost", barrier)
+    idle.append(bench.engine.idle)
+    bench.do(GroupBroken(GROUP, RankLost("gone", ranks=(1,), nodes=("b",))))
+    idle.append(bench.engine.idle)
+    assert idle == [True, True, False, True, False, True]
 
 
 def test_a_source_of_another_size_is_refused() -> None:

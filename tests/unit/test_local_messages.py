@@ -54,7 +54,10 @@ VERSION_1: list[tuple[ToAgent | ToClient, str]] = [
     (local.Upload(3, b"\xff\x00"), ("07000000930603c402ff00")),
     (local.ReleaseLeases((1, 300, 1 << 63)), ("1000000092079301cd012ccf8000000000000000")),
     (local.Leave(7), ("03000000920807")),
-    (local.Welcome(1, "node-a", 0xFFEEDDCCBBAA9988, 8192), ("16000000954101a66e6f64652d61cfffeeddccbbaa9988cd2000")),
+    (
+        local.Welcome(1, "node-a", 0xFFEEDDCCBBAA9988, 8192, 300.0),
+        ("1f000000964101a66e6f64652d61cfffeeddccbbaa9988cd2000cb4072c00000000000"),
+    ),
     (
         local.Refused(("authentication", "not your agent", "", {})),
         ("23000000924294ae61757468656e7469636174696f6eae6e6f7420796f7572206167656e74a080"),

@@ -42,7 +42,7 @@ async def plane() -> AsyncIterator[Plane]:
 async def test_hello_is_answered_with_version_node_and_inline_limit(plane: Plane) -> None:
     client = plane.connect()
     await client.send(local.Hello(1, 9, os.getpid(), True))
-    assert await client.receive(local.Welcome) == local.Welcome(1, NODE, INCARNATION, 8192)
+    assert await client.receive(local.Welcome) == local.Welcome(1, NODE, INCARNATION, 8192, 300.0)
 
 
 async def test_a_join_becomes_a_claim_of_the_peers_uid_and_is_answered(plane: Plane) -> None:
@@ -73,6 +73,17 @@ async def test_an_admitted_client_learns_who_is_where(plane: Plane) -> None:
     failed = await client.receive(local.RequestFailed)
     assert "holds no rank of group" in failed.error[1]
     assert sum(isinstance(event, ClientLeaving) for event in plane.sink.membership) == 1
+
+
+@pytest.mark.parametrize(("of_call", "of_group", "holds"), [(7.0, 60.0, 7.0), (0.0, 60.0, 60.0), (0.0, 0.0, 300.0)])
+async def test_the_deadline_is_that_of_the_call_else_of_the_group_else_of_the_agent(
+    plane: Plane, of_call: float, of_group: float, holds: float
+) -> None:
+    client, _ = await plane.join(default_deadline=of_group)
+    before = plane.sink.now()
+    await client.send(submit(2, deadline=of_call, payload=FOUR))
+    event = await plane.sink.told(Submitted)
+    assert before + holds <= event.deadline_at <= plane.sink.now() + holds
 
 
 async def test_an_input_arena_is_sealed_shared_and_charged(plane: Plane) -> None:
@@ -190,6 +201,7 @@ async def test_a_refused_upload_fails_once_and_its_pieces_are_ignored() -> None:
         failed = await client.receive(local.RequestFailed)
         assert failed.request == 2
         assert (await plane.sink.told(Submitted)).request == 3
+        assert [event.request for event in plane.sink.refused] == [2]
 
 
 async def test_the_rank_is_gone_before_its_upload_is_complete(plane: Plane) -> None:
@@ -298,13 +310,17 @@ async def test_a_long_result_by_copy_travels_in_pieces(plane: Plane) -> None:
         ({"count": (1 << 63) - 1, "arena": 1}, "more than any agent can reduce"),
     ],
 )
-async def test_a_submit_that_makes_no_sense_fails_alone(plane: Plane, changes: dict[str, object], message: str) -> None:
+async def test_a_submit_without_sense_is_refused_and_counts(
+    plane: Plane, changes: dict[str, object], message: str
+) -> None:
     client, _ = await plane.join()
     await client.send(submit(2, **changes), submit(3, payload=FOUR))
     failed = await client.receive(local.RequestFailed)
     assert failed.request == 2
     assert message in failed.error[1]
     assert (await plane.sink.told(Submitted)).request == 3
+    # The other ranks' calls of that name must not meet this rank's next one. Nobody has a group that it is not in.
+    assert [event.request for event in plane.sink.refused] == ([] if "group" in changes else [2])
 
 
 @pytest.mark.parametrize(("offset", "fits"), [(0, True), (3, True), (4080, True), (4081, False), (1 << 62, False)])
@@ -326,6 +342,7 @@ async def test_requests_in_flight_are_limited() -> None:
         error = from_wire((await client.receive(local.RequestFailed)).error)
         assert isinstance(error, LimitExceeded)
         assert error.limit == "limits.requests"
+        assert [event.request for event in plane.sink.refused] == [4]
         plane.deliver(number, 2, FOUR)
         await client.receive(local.Done)
         await client.send(submit(5, payload=FOUR))

@@ -28,7 +28,6 @@ from allreduced.daemon.engine.events import ClientGone as EngineClientGone
 from allreduced.daemon.engine.events import Submitted
 from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER as RESULT
 from allreduced.daemon.local_limits import LocalLimits
-from allreduced.daemon.log_limit import LogLimit
 from allreduced.daemon.membership.events import ClientGone, ClientLeaving
 from allreduced.daemon.socket_path import bind_socket
 from allreduced.protocol import local
@@ -58,11 +57,11 @@ def framed(body: bytes) -> bytes:
         framed(b"\xdd\xff\xff\xff\xff"),
         (local.MAX_MESSAGE + 1).to_bytes(4, "little"),
         local.encode(local.Leave(1)),
-        local.encode(local.Welcome(1, "n", 1, 1)),
+        local.encode(local.Welcome(1, "n", 1, 1, 300.0)),
         local.encode(local.Hello(7, 9, 1, True)),
         local.encode(HELLO) + local.encode(HELLO),
         local.encode(HELLO) + framed(b"\x93\x05\x01\x02"),
-        local.encode(HELLO) + local.encode(local.Welcome(1, "n", 1, 1)),
+        local.encode(HELLO) + local.encode(local.Welcome(1, "n", 1, 1, 300.0)),
     ],
 )
 async def test_what_is_no_protocol_ends_the_connection(
@@ -335,17 +334,3 @@ def test_abstract_sockets_leave_nothing_and_are_taken_once() -> None:
         bind_socket(name)
     bound.close()
     bind_socket(name).close()
-
-
-def test_log_lines_are_limited_and_the_rest_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    now = 0.0
-    log = LogLimit(logging.getLogger("allreduced.test"), lines=2, period=60, clock=lambda: now)
-    for number in range(5):
-        log.warning("bad number=%d", number)
-    now = 61.0
-    log.warning("bad number=%d", 5)
-    assert [record.getMessage() for record in caplog.records] == [
-        "bad number=0",
-        "bad number=1",
-        "bad number=5 left_out=3",
-    ]

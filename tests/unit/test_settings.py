@@ -7,15 +7,9 @@ from pathlib import Path
 import pytest
 
 from allreduced.core.errors import AuthenticationError, ConfigError
-from allreduced.daemon.settings import (
-    Settings,
-    StaticPeer,
-    default_socket,
-    load,
-    parse,
-    parse_size,
-    secret_bytes,
-)
+from allreduced.daemon.settings import Settings, StaticPeer, default_socket, secret_bytes
+from allreduced.daemon.settings_reader import load, parse
+from allreduced.daemon.sizes import parse_size
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -75,18 +69,22 @@ def test_the_long_name_of_the_secret_beats_the_short_one() -> None:
         ('[agent]\nlog_level = "loud"\n', "agent.toml: $.agent.log_level", "one of debug, info, warning, error"),
         ("[engine]\ncpus = [-1]\n", "agent.toml: $.engine.cpus[0]", ">= 0"),
         ('[[peers.static]]\nnode = "b"\naddres = "x"\n', "agent.toml: $.peers.static[0]", "addres"),
-        ('[[peers.static]]\nnode = "b"\naddress = "x"\n', "peers.static[0].address", "malformed"),
+        ('[[peers.static]]\nnode = "b"\naddress = "x"\n', "agent.toml: $.peers.static[0].address", "malformed"),
+        ('[peers]\nlisten = "tcp://0.0.0.0:99999"\n', "agent.toml: $.peers.listen", "0 to 65535"),
+        ('[peers]\nlisten = "pigeon://0.0.0.0:1"\n', "agent.toml: $.peers.listen", "no transport 'pigeon'"),
+        ('[agent]\nsocket = "@"\n', "agent.toml: $.agent.socket", "is empty"),
         ("engine = 3\n", "agent.toml: $.engine", "is a section"),
         ("[engine\n", "agent.toml", "no TOML"),
         ("[failure]\nfailure_timeout = 0.0\n", "agent.toml: $.failure.failure_timeout", "0.2"),
-        ('[peers]\nlisten = "tcp://nowhere"\n', "peers.listen", "no port"),
-        ('[limits]\narena_bytes = "1MiB"\n', "agent.toml: $.limits.arena_bytes", "at least 16MiB"),
+        ('[peers]\nlisten = "tcp://nowhere"\n', "agent.toml: $.peers.listen", "no port"),
+        ('[limits]\narena_bytes = "1MiB"\n', "agent.toml: $.limits.arena_bytes", "at least 32MiB"),
     ],
 )
 def test_a_wrong_setting_says_where_and_what_is_allowed(text: str, path: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text, "agent.toml", {}, {})
     assert caught.value.path == path
+    assert str(caught.value).startswith(path)
     assert said in str(caught.value)
 
 
@@ -101,6 +99,30 @@ def test_a_bad_variable_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         parse(None, "", {"ALLREDUCED_ENGINE_THREADS": "many"}, {})
     assert caught.value.path == "ALLREDUCED_ENGINE_THREADS"
+    assert str(caught.value).startswith("ALLREDUCED_ENGINE_THREADS is 'many': ")
+
+
+def test_of_several_places_the_one_that_counts_is_named() -> None:
+    text = '[peers]\nlisten = "tcp://127.0.0.1:1"\n'
+    with pytest.raises(ConfigError, match=r"^ALLREDUCED_PEERS_LISTEN: .* has no port") as caught:
+        parse(text, "agent.toml", {"ALLREDUCED_PEERS_LISTEN": "nowhere"}, {})
+    assert caught.value.path == "ALLREDUCED_PEERS_LISTEN"
+    with pytest.raises(ConfigError, match=r"^peers\.listen: "):
+        parse(text, "agent.toml", {}, {"peers.listen": "nowhere"})
+
+
+def test_a_variable_that_almost_names_a_setting_is_refused() -> None:
+    for name, meant in (
+        ("ALLREDUCED_ENGIN_THREADS", "ALLREDUCED_ENGINE_THREADS"),
+        ("ALLREDUCED_LOG_LEVEL", "ALLREDUCED_AGENT_LOG_LEVEL"),
+    ):
+        with pytest.raises(ConfigError, match=f"there is no setting {name} .did you mean {meant}"):
+            parse(None, "", {name: "1"}, {})
+
+
+def test_variables_of_clients_and_launchers_are_no_settings() -> None:
+    names = ("AGENT", "JOB", "JOIN", "LOCAL_RANK", "LOCAL_SIZE", "NODE", "NODES", "RANK", "SIZE", "SOCKET", "CHANNEL")
+    assert parse(None, "", {f"ALLREDUCED_{name}": "1" for name in names}, {}) == Settings()
 
 
 def test_the_description_is_the_same_settings_with_the_secret_masked() -> None:
@@ -110,7 +132,7 @@ def test_the_description_is_the_same_settings_with_the_secret_masked() -> None:
     assert "abc" not in described
     again = parse(described, "", {}, {"security.secret": "abc"})
     assert again == settings
-    assert 'tile_bytes = "1MiB"' in described
+    assert 'tile_bytes = "2MiB"' in described
 
 
 @pytest.mark.parametrize(

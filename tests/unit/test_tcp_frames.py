@@ -22,7 +22,7 @@ from tests.unit.raw_peer import (
 
 from allreduced.core.errors import AgentUnavailable, ProtocolError
 from allreduced.protocol.handshake import SecretAuthenticator
-from allreduced.transports.base import MAX_CONTROL
+from allreduced.transports.base import MAX_CONTROL, MAX_FRAME
 from allreduced.transports.tcp import wire
 from allreduced.transports.tcp.data import FRAMES_PER_WAKE
 
@@ -180,7 +180,7 @@ async def test_an_urgent_send_waits_for_one_frame_at_most() -> None:
         (wire.data_header(wire.PAYLOAD, 0, 1, 0, 0), "no data frame"),
         (wire.data_header(wire.END, 1, 0, 0, 0), "no data frame"),
         (wire.data_header(wire.BYE, 0, 0, 0, 0), "no data frame"),
-        (wire.data_header(wire.PAYLOAD, (64 << 10) + 1, 1, 0, 0), "65537 bytes, 65536 are allowed"),
+        (wire.data_header(wire.PAYLOAD, MAX_FRAME + 1, 1, 0, 0), f"{MAX_FRAME + 1} bytes, {MAX_FRAME} are allowed"),
         (wire.data_header(wire.PAYLOAD, 5, 1, 6, 0), "bytes 6 to 11 of receive 1, which has 10"),
         (wire.data_header(wire.PAYLOAD, 5, 1, (1 << 64) - 1, 0), "which has 10"),
         (wire.data_header(wire.END, 0, 0, 0, 0) * 2, "behind the end"),

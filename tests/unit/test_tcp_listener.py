@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,10 +14,9 @@ from tests.unit.raw_peer import SECRET, listening, open_flow, open_socket, read_
 from allreduced.core.errors import AgentUnavailable, ConfigError, ProtocolError
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.transports.base import LinkOptions
-from allreduced.transports.droplog import LINES_PER_PERIOD, PERIOD, DropLog
 from allreduced.transports.tcp import TcpTransport
 from allreduced.transports.tcp.address import parse, text
-from allreduced.transports.tcp.link import prepare
+from allreduced.transports.tcp.sockets import prepare
 
 
 def _options(**more: float) -> LinkOptions:
@@ -162,16 +160,6 @@ async def test_closing_a_listener_drops_unfinished_handshakes(caplog: pytest.Log
         sock.close()
         waiting.close()
         assert _drops(caplog) == []
-
-
-def test_few_lines_about_many_strangers(caplog: pytest.LogCaptureFixture) -> None:
-    log = DropLog(logging.getLogger("allreduced.tests"))
-    for k in range(LINES_PER_PERIOD + 25):
-        log.dropped(100.0 + k / 1000, f"tcp://192.0.2.1:{k}", "noise")
-    assert len(_drops(caplog)) == LINES_PER_PERIOD
-    log.dropped(100.0 + PERIOD, "tcp://192.0.2.1:9", "noise")
-    assert len(_drops(caplog)) == LINES_PER_PERIOD + 1
-    assert "left_out=25" in _drops(caplog)[-1]
 
 
 async def test_the_wildcard_of_ipv6_takes_ipv4_too() -> None:

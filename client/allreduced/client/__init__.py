@@ -2,8 +2,9 @@
 
 Needs NumPy and msgpack only, starts no thread, and imports nothing of the agent. Read it in this order:
 ``communicator`` (what users call), ``call`` and ``operation`` (a call, checked and cut into parts), ``conversation``
-(the protocol, without IO), ``session`` and ``async_session`` (who moves its bytes: blocking callers, an event loop),
-``buffers`` (shared memory), ``attach`` and ``private_agent`` (how a connection is made), ``environment`` (who am I).
+(the protocol, without IO), with ``staging`` (how inputs get to the agent) and ``outbox`` (what waits to be sent),
+``session`` and ``async_session`` (who moves its bytes: blocking callers, an event loop), ``buffers`` (shared memory),
+``attach`` and ``private_agent`` (how a connection is made), ``environment`` (who am I).
 """
 
 from allreduced.client.async_communicator import AsyncCommunicator

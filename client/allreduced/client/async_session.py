@@ -68,12 +68,11 @@ def _wake(future: asyncio.Future[None]) -> None:
 class AsyncSession:
     """A joined connection for callers on the loop that is running now."""
 
-    def __init__(self, attached: Attached, *, default_deadline: float) -> None:
+    def __init__(self, attached: Attached) -> None:
         self._loop = asyncio.get_running_loop()
         self._connection = attached.connection
         self._conversation = attached.conversation
         self._receiver = attached.receiver
-        self._default_deadline = default_deadline
         self._pid = os.getpid()
         self._left = False
         self._closed = False
@@ -86,7 +85,7 @@ class AsyncSession:
         # The loop and the conversation must not keep the session: a forgotten one ends by itself.
         reference = weakref.ref(self)
         self._conversation.owner = reference
-        self._conversation.on_release = _flusher(reference, self._loop)
+        self._conversation.on_release = _Flusher(reference, self._loop)
         self._loop.add_reader(self._connection.fileno(), _on_readable, reference)
         leave_when_forgotten(self)
 
@@ -107,7 +106,8 @@ class AsyncSession:
         :raises AllReducedError: the session or its group has ended.
         """
         self._check()
-        operation.give_up_at = time.monotonic() + (operation.deadline or self._default_deadline) + GRACE_SECONDS
+        deadline = operation.deadline or self._conversation.default_deadline
+        operation.give_up_at = time.monotonic() + deadline + GRACE_SECONDS
         self._conversation.submit(operation)
         self._send()
 
@@ -131,7 +131,7 @@ class AsyncSession:
         self._check()
         request = self._conversation.allocate(nbytes)
         self._send()
-        until = time.monotonic() + self._default_deadline + GRACE_SECONDS
+        until = time.monotonic() + self._conversation.default_deadline + GRACE_SECONDS
         while not request.done:
             if not await self._change(until):
                 self._give_up()
@@ -145,9 +145,11 @@ class AsyncSession:
     def receive(self) -> None:
         """Take what has arrived."""
         conversation = self._conversation
-        for _ in range(READS):
-            if conversation.error is not None or not self._receiver.receive():
-                break
+        more = True
+        reads = 0
+        while more and reads < READS and conversation.error is None:
+            more = self._receiver.receive()
+            reads += 1
             completed, conversation.completed = conversation.completed, []
             for part, outcome in completed:
                 error = part.operation.materialize(part, outcome)
@@ -279,7 +281,7 @@ def _on_writable(reference: weakref.ref[AsyncSession]) -> None:
         session.flush()
 
 
-class _flusher:  # noqa: N801  # a function with state
+class _Flusher:
     """Asks the loop to flush the session, from ``__del__`` in any thread; once for many leases."""
 
     def __init__(self, reference: weakref.ref[AsyncSession], loop: asyncio.AbstractEventLoop) -> None:

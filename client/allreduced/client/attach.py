@@ -9,15 +9,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from allreduced.client.call import check_deadline
+from allreduced.client.arguments import check_deadline, check_number, check_text
 from allreduced.client.conversation import Conversation
 from allreduced.client.endpoint import Receiver, open_socket, transmit
 from allreduced.client.environment import AgentSettings, Launch, read_agent, read_launch
 from allreduced.client.private_agent import START_SECONDS, Lock, check_installed, private_agent, start
 from allreduced.client.waiting import Procedure, Wait
 from allreduced.core.addresses import SocketAddress, parse_socket
-from allreduced.core.errors import AgentUnavailable, ConfigError
-from allreduced.core.limits import check_name
+from allreduced.core.errors import AgentUnavailable, ConfigError, InvalidArgument
 
 logger = logging.getLogger("allreduced.client")
 
@@ -43,6 +42,7 @@ class Options:
     group: str
     deadline: float
     default_deadline: float
+    """0 for the agent's."""
     shared_memory: bool
 
 
@@ -65,7 +65,7 @@ def read_options(
     local_size: int | None,
     socket: str | None,
     deadline: float,
-    default_deadline: float,
+    default_deadline: float | None,
     shared_memory: bool,
     agent: str | None,
 ) -> Options:
@@ -74,15 +74,26 @@ def read_options(
     :raises ConfigError: a variable or a number is out of range.
     :raises InvalidArgument: a name or a deadline is.
     """
-    launch = read_launch(os.environ, job=job, rank=rank, size=size, local_rank=local_rank, local_size=local_size)
-    check_name("job", launch.job)
-    check_name("group", group)
+    if socket is not None and not isinstance(socket, str):
+        raise ConfigError(f"socket is {socket!r}; it must be a text: a path, or @name", path="socket")
+    if not isinstance(shared_memory, bool):
+        raise InvalidArgument(f"shared_memory is {shared_memory!r}; it is True or False")
+    launch = read_launch(
+        os.environ,
+        job=None if job is None else check_text("job", job),
+        rank=check_number("rank", rank),
+        size=check_number("size", size),
+        local_rank=check_number("local_rank", local_rank),
+        local_size=check_number("local_size", local_size),
+    )
+    check_text("job", launch.job)
+    check_text("group", group)
     return Options(
         launch=launch,
         agent=read_agent(os.environ, launch, socket=socket, agent=agent),
         group=group,
         deadline=check_deadline("deadline", deadline),
-        default_deadline=check_deadline("default_deadline", default_deadline),
+        default_deadline=0.0 if default_deadline is None else check_deadline("default_deadline", default_deadline),
         shared_memory=shared_memory,
     )
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from allreduced.client.arguments import check_deadline, check_text, whole
 from allreduced.client.arrays import Array, Tensor, read_out, read_tensor
 from allreduced.client.operation import Operation, Part, Sink
+from allreduced.client.overlap import Use, find_conflict
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import InvalidArgument
-from allreduced.core.limits import MAX_SECONDS, check_name
+from allreduced.core.limits import check_name
 from allreduced.core.reductions import Reduction, parse_reduction
 from allreduced.protocol.shapes import shape_text, shapes_text
 
 MAX_PRIORITY = (1 << 31) - 1
+
+CANONICAL = "canonical"
+"""The algorithm whose order of reduction depends on nothing but the ranks and their nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,32 +29,29 @@ class Options:
     deadline: float | None
     priority: int
     algorithm: str | None
+    deterministic: bool = False
 
     def checked(self) -> tuple[str, float, int, str]:
         """Return name, deadline (0: the group's default), priority and algorithm.
 
         :raises InvalidArgument: one of them is out of range.
         """
-        name = self.name or ""
-        check_name("name", name)
-        if type(self.priority) is not int or not -MAX_PRIORITY - 1 <= self.priority <= MAX_PRIORITY:
+        name = "" if self.name is None else check_text("name", self.name)
+        priority = whole(self.priority)
+        if priority is None or not -MAX_PRIORITY - 1 <= priority <= MAX_PRIORITY:
             raise InvalidArgument(f"priority is {self.priority!r}; it is a whole number of 32 bits, 0 is normal")
-        algorithm = self.algorithm or ""
+        algorithm = "" if self.algorithm is None else check_text("algorithm", self.algorithm)
         if len(algorithm.encode()) > 64:
             raise InvalidArgument(f"algorithm {algorithm[:40]!r}… is not known")
+        if self.deterministic:
+            if algorithm not in ("", CANONICAL):
+                raise InvalidArgument(
+                    f"deterministic=True allows only algorithm={CANONICAL!r}, not {algorithm!r}",
+                    hint="leave algorithm out",
+                )
+            algorithm = CANONICAL
         deadline = 0.0 if self.deadline is None else check_deadline("deadline", self.deadline)
-        return name, deadline, self.priority, algorithm
-
-
-def check_deadline(what: str, seconds: float) -> float:
-    """Return the duration as a float.
-
-    :raises InvalidArgument: it is not finite, not positive, or longer than can be told.
-    """
-    value = float(seconds)
-    if not math.isfinite(value) or value <= 0:
-        raise InvalidArgument(f"{what} is {seconds!r}; it must be a finite number of seconds above 0")
-    return min(value, MAX_SECONDS)
+        return name, deadline, priority, algorithm
 
 
 def all_reduce(x: object, *, op: str, out: object, view: bool, options: Options) -> Operation:
@@ -62,11 +63,12 @@ def all_reduce(x: object, *, op: str, out: object, view: bool, options: Options)
 
 def broadcast(x: object, *, root: int, rank: int, size: int, out: object, view: bool, options: Options) -> Operation:
     """Return the operation of ``broadcast(x, root)``."""
-    if type(root) is not int or not 0 <= root < size:
+    source = whole(root)
+    if source is None or not 0 <= source < size:
         raise InvalidArgument(f"root is {root!r}; with size {size} it is 0 to {size - 1}")
     tensor = read_tensor(x)
-    sends = rank == root
-    return _one("broadcast", tensor, Reduction.COPY, root=root, sends=sends, out=out, view=view, options=options)
+    sends = rank == source
+    return _one("broadcast", tensor, Reduction.COPY, root=source, sends=sends, out=out, view=view, options=options)
 
 
 def barrier(*, options: Options) -> Operation:
@@ -93,7 +95,8 @@ def all_reduce_many(
 ) -> Operation:
     """Return the operation of ``all_reduce_many(tensors)``: one part for each dtype, in the order of their codes."""
     name, deadline, priority, algorithm = options.checked()
-    given = [read_tensor(x, what=f"tensors[{index}]") for index, x in enumerate(tensors)]
+    given = [read_tensor(x, what=f"tensors[{index}]") for index, x in enumerate(_listed("tensors", tensors))]
+    out = None if out is None else _listed("out", out)
     if out is not None and len(out) != len(given):
         raise InvalidArgument(f"out has {len(out)} arrays, there are {len(given)} tensors")
     sinks: dict[DType, list[tuple[Tensor, Sink]]] = {}
@@ -101,6 +104,8 @@ def all_reduce_many(
         target = None if out is None else out[index]
         sink = _sink(index, tensor, target, view, what=f"out[{index}]")
         sinks.setdefault(tensor.dtype, []).append((tensor, sink))
+    if out is not None:
+        _check_overlap(given, [sink for pairs in sinks.values() for _, sink in pairs])
     # Every part tells all shapes, so that lists which differ anywhere are a mismatch and not a wait for the deadline.
     shape = shapes_text(tensor.array.shape for tensor in given)
     parts: list[Part] = []
@@ -129,6 +134,38 @@ def all_reduce_many(
         deadline=deadline,
         priority=priority,
         algorithm=algorithm,
+    )
+
+
+def _check_overlap(tensors: Sequence[Tensor], sinks: Sequence[Sink]) -> None:
+    """Check that no result would overwrite another, nor a tensor that is not read yet.
+
+    Tensors of one dtype are read together, before the first of their results is written; those of another may not be.
+
+    :raises InvalidArgument: memory is shared; names who shares it.
+    """
+    uses = [
+        Use(f"out[{sink.index}]", sink.out, written=True, order=tensors[sink.index].dtype)
+        for sink in sinks
+        if sink.out is not None
+    ]
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        uses += [Use(f"tensors[{at}]", tensor.array, False, tensor.dtype) for at, tensor in enumerate(tensors)]
+    conflict = find_conflict(uses)
+    if conflict is not None:
+        names = " and ".join(sorted(use.what for use in conflict))
+        raise InvalidArgument(f"{names} share memory", hint="give each result memory of its own")
+
+
+def _listed(what: str, value: Sequence[object]) -> list[object]:
+    # An array of two dimensions would do as the list of its rows, which is never what is meant.
+    if not hasattr(value, "__dlpack__"):
+        try:
+            return list(value)
+        except TypeError:
+            pass
+    raise InvalidArgument(
+        f"{what} is a {type(value).__name__}; it must be a list of tensors", hint="for one tensor call all_reduce"
     )
 
 

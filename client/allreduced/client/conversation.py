@@ -9,24 +9,30 @@ from __future__ import annotations
 import copy
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from allreduced.client.arrays import Array
-from allreduced.client.buffers import Block, Lease, Mapping, Pool, block_class
+from allreduced.client.buffers import Lease, Mapping
 from allreduced.client.operation import Operation, Outcome, Part
-from allreduced.core.errors import AllReducedError, ClosedError, InvalidArgument, ProtocolError, from_wire
+from allreduced.client.outbox import Outbox
+from allreduced.client.staging import ArenaRequest, Staging, pieces
+from allreduced.core.errors import (
+    AllReducedError,
+    ClosedError,
+    InvalidArgument,
+    LimitExceeded,
+    ProtocolError,
+    from_wire,
+)
 from allreduced.protocol.framing import MessageReader
 from allreduced.protocol.local import (
-    CHUNK,
     HIGHEST_VERSION,
     LOWEST_VERSION,
     MAX_LEASES,
     MAX_MESSAGE,
     WITH_DESCRIPTOR,
-    AllocateArena,
     ArenaGranted,
     Done,
     Download,
@@ -36,37 +42,18 @@ from allreduced.protocol.local import (
     Joined,
     Leave,
     Refused,
-    ReleaseArena,
     ReleaseLeases,
     RequestFailed,
     ResultArena,
     ResultArenaGone,
     Submit,
-    ToAgent,
     ToClient,
-    Upload,
     Welcome,
     decode_to_client,
-    encode,
 )
 
 MAX_DESCRIPTORS = 16
 """Descriptors that may wait for their messages; an agent that sends more breaks the protocol."""
-
-GATHER = 64
-"""Pieces of output that are handed out at a time."""
-
-
-@dataclass(slots=True)
-class ArenaRequest:
-    """An AllocateArena on its way. ``block`` or ``error`` is set when it is answered."""
-
-    nbytes: int
-    block_bytes: int
-    retried: bool = False
-    done: bool = False
-    block: Block | None = None
-    error: AllReducedError | None = None
 
 
 class Conversation:
@@ -89,31 +76,32 @@ class Conversation:
         self.on_release: Callable[[], None] | None = None
         self.owner: Callable[[], object] | None = None
         """Returns what must live as long as any lease: the connection, whose end would give all leases back."""
-        self._pool = Pool()
+        self._outbox = Outbox()
+        self._staging = Staging(self._outbox, shared_memory=shared_memory)
         self._results: dict[int, Mapping] = {}
         self._pending: dict[int, Part] = {}
         self._backlog: deque[Part] = deque()
-        self._arena_requests: dict[int, ArenaRequest] = {}
-        self._backlog_request: ArenaRequest | None = None
         self._reader = MessageReader(MAX_MESSAGE)
         self._descriptors: deque[int] = deque()
-        self._queue: deque[bytes | Iterator[bytes]] = deque()
-        self._ready: deque[memoryview] = deque()
-        self._next_request = 0
         self._join_request = 0
+        self._default_deadline = 0.0
 
     # What the session wants
 
     def hello(self) -> None:
         """Begin the conversation."""
-        self._send(Hello(LOWEST_VERSION, HIGHEST_VERSION, os.getpid(), self.shared_memory))
+        self._outbox.send(Hello(LOWEST_VERSION, HIGHEST_VERSION, os.getpid(), self.shared_memory))
 
     def join(
         self, *, job: str, group: str, rank: int, size: int, local_rank: int, deadline: float, default_deadline: float
     ) -> None:
-        """Ask for a rank of a group; ``joined`` or ``join_error`` will be set."""
-        self._join_request = self._request()
-        self._send(Join(self._join_request, job, group, rank, size, local_rank, deadline, default_deadline))
+        """Ask for a rank of a group; ``joined`` or ``join_error`` will be set.
+
+        ``default_deadline``: seconds, 0 for the agent's.
+        """
+        self._default_deadline = default_deadline
+        self._join_request = self._outbox.next_request()
+        self._outbox.send(Join(self._join_request, job, group, rank, size, local_rank, deadline, default_deadline))
 
     def submit(self, operation: Operation) -> None:
         """Start an operation. Its parts leave in the order of the calls, also where one waits for an arena.
@@ -136,18 +124,13 @@ class Conversation:
 
     def allocate(self, nbytes: int) -> ArenaRequest:
         """Ask for a block of shared memory; the request is done now, or when the agent has answered."""
-        request = ArenaRequest(0, nbytes)
-        request.block = self._pool.allocate(nbytes)
-        request.done = request.block is not None
-        if not request.done:
-            self._ask_for_arena(request)
-        return request
+        return self._staging.allocate(nbytes)
 
     def leave(self) -> None:
         """Tell the agent that this rank leaves on purpose; end everything that is still pending here."""
         if self.error is None:
             if self.joined is not None and self.group_error is None:
-                self._send(Leave(self.joined.group))
+                self._outbox.send(Leave(self.joined.group))
             self.fail(ClosedError("the communicator was closed"))
 
     def fail(self, error: AllReducedError) -> None:
@@ -160,16 +143,18 @@ class Conversation:
         self._backlog.clear()
         for part in parts:
             part.operation.part_failed(part, error)
-        for request in self._arena_requests.values():
-            request.error, request.done = error, True
-        self._arena_requests.clear()
+        self._staging.fail(error)
         self._results.clear()
-        self._pool.clear()
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.popleft())
+
+    @property
+    def default_deadline(self) -> float:
+        """Seconds until an operation is given up that names no deadline."""
+        return self._default_deadline or (self.welcome.default_deadline if self.welcome is not None else 0.0)
 
     @property
     def waiting(self) -> bool:
@@ -181,43 +166,23 @@ class Conversation:
     @property
     def has_output(self) -> bool:
         """True while there is something to send."""
-        return bool(self._ready or self._queue or self.returned)
+        return bool(self._outbox or self.returned)
 
     def output(self) -> list[memoryview]:
         """Return the next pieces to send; tell :meth:`sent` how much of them went out."""
         if self.returned:
             self._flush_returned()
-        while self._queue and len(self._ready) < GATHER:
-            head = self._queue[0]
-            if isinstance(head, bytes):
-                self._queue.popleft()
-                self._ready.append(memoryview(head))
-                continue
-            if self._ready:
-                break  # pieces of an upload are large: made one at a time, when they can leave
-            piece = next(head, None)
-            if piece is None:
-                self._queue.popleft()
-            else:
-                self._ready.append(memoryview(piece))
-        return list(self._ready)
+        return self._outbox.pieces()
 
     def sent(self, nbytes: int) -> None:
         """Forget the first ``nbytes`` of the output."""
-        while nbytes:
-            head = self._ready[0]
-            if nbytes < len(head):
-                self._ready[0] = head[nbytes:]
-                return
-            nbytes -= len(head)
-            self._ready.popleft()
+        self._outbox.sent(nbytes)
 
     def discard_output(self) -> None:
         """Forget the output: nobody takes it any more."""
         self.returned.clear()
         self.leased = 0
-        self._queue.clear()
-        self._ready.clear()
+        self._outbox.clear()
 
     # Input
 
@@ -245,7 +210,7 @@ class Conversation:
 
     def _handle(self, message: ToClient, descriptor: int) -> None:
         if isinstance(message, ArenaGranted):
-            self._on_granted(message, descriptor)
+            self._staging.granted(message, descriptor)
         elif isinstance(message, ResultArena):
             self._on_result_arena(message, descriptor)
         elif isinstance(message, Refused):
@@ -285,16 +250,6 @@ class Conversation:
             raise ProtocolError(f"the agent sent a Joined whose node lacks rank {message.rank}")
         self.joined = message
 
-    def _on_granted(self, message: ArenaGranted, descriptor: int) -> None:
-        mapping = Mapping(message.arena, descriptor, message.nbytes, writable=True)
-        request = self._arena_requests.get(message.request)
-        if request is None or message.nbytes < request.nbytes:
-            raise ProtocolError(f"the agent granted arena {message.arena}, which was not asked for")
-        del self._arena_requests[message.request]
-        self._pool.add(mapping)
-        request.block = self._pool.allocate(request.block_bytes)
-        request.done = True
-
     def _on_result_arena(self, message: ResultArena, descriptor: int) -> None:
         mapping = Mapping(message.arena, descriptor, message.nbytes, writable=False)
         if message.arena in self._results:
@@ -306,18 +261,14 @@ class Conversation:
         if message.request == self._join_request and self.joined is None:
             self.join_error = error
             return
-        request = self._arena_requests.pop(message.request, None)
-        if request is not None:
-            if request.retried:
-                request.error, request.done = error, True
-            else:
-                # Once more, without what is kept for later and for no more than is needed now.
-                request.retried = True
-                self._ask_for_arena(request, frugal=True)
+        if self._staging.refused(message.request, error):
             return
         part = self._find(message.request, "RequestFailed")
         del self._pending[part.request]
         part.operation.part_failed(part, error)
+        if isinstance(error, LimitExceeded):
+            # Memory is short at the agent, perhaps of another rank: what is kept here for later may be what it lacks.
+            self._staging.release_idle()
 
     def _on_done(self, message: Done) -> None:
         part = self._find(message.request, "Done")
@@ -395,32 +346,13 @@ class Conversation:
         """Send the part and return True, or ask for an arena and return False."""
         if self.joined is None or self.welcome is None:
             raise InvalidArgument("the communicator has not joined its group")
-        for idle in self._pool.count_call():
-            self._send(ReleaseArena(idle))
-        payload: bytes | None = None
-        arena, offset, upload = -1, 0, False
-        if part.sources and part.nbytes:
-            if part.nbytes <= self.welcome.inline_limit:
-                payload = b"".join(source.tobytes() for source in part.sources)
-            elif not self.shared_memory:
-                upload = True
-            elif (place := self._in_arena(part)) is not None:
-                arena, offset = place
-                part.hold = part.sources
-            elif (block := self._stage(part.nbytes)) is not None:
-                _gather(part, block.array((part.count,), part.dtype.storage))
-                arena, offset = block.mapping.arena, block.offset
-                part.hold = block
-            elif self._backlog_request is not None:
-                return False
-            else:
-                # No arena to be had. The agent must still see the operation, or unnamed ones would shift against
-                # those of other ranks: it comes in pieces, and the agent says what it thinks of it.
-                upload = True
-        part.request = self._request()
+        place = self._staging.place(part, self.welcome.inline_limit)
+        if place is None:
+            return False
+        part.request = self._outbox.next_request()
         self._pending[part.request] = part
         operation = part.operation
-        self._send(
+        self._outbox.send(
             Submit(
                 request=part.request,
                 group=self.joined.group,
@@ -434,58 +366,18 @@ class Conversation:
                 priority=operation.priority,
                 deadline=operation.deadline,
                 algorithm=operation.algorithm,
-                payload=payload,
-                arena=arena,
-                offset=offset,
-                upload=upload,
+                payload=place.payload,
+                arena=place.arena,
+                offset=place.offset,
+                upload=place.upload,
                 inline_result=not self.shared_memory,
             )
         )
-        if upload:
-            self._queue.append(_pieces(part))
+        if place.upload:
+            self._outbox.send_pieces(pieces(part))
         else:
             part.sources = ()
         return True
-
-    def _in_arena(self, part: Part) -> tuple[int, int] | None:
-        """Return arena and offset if the sources lie in one arena, one after the other."""
-        start = end = -1
-        for source in part.sources:
-            if source.size == 0:
-                continue
-            address: int = source.__array_interface__["data"][0]
-            if not source.flags.c_contiguous or (start >= 0 and address != end):
-                return None
-            start = address if start < 0 else start
-            end = address + source.nbytes
-        mapping = self._pool.find(start, end - start)
-        if mapping is None or (start - mapping.address) % part.dtype.itemsize:
-            return None
-        return mapping.arena, start - mapping.address
-
-    def _stage(self, nbytes: int) -> Block | None:
-        """Return a block, or None: then an arena is on the way, unless the agent refused one just now."""
-        request = self._backlog_request
-        if request is not None:
-            if not request.done:
-                return None
-            self._backlog_request = None
-            if request.error is not None:
-                return None
-            request.block = None
-        block = self._pool.allocate(nbytes)
-        if block is None:
-            self._backlog_request = ArenaRequest(0, nbytes)
-            self._ask_for_arena(self._backlog_request)
-        return block
-
-    def _ask_for_arena(self, request: ArenaRequest, *, frugal: bool = False) -> None:
-        for arena in self._pool.surplus(0) if frugal else self._pool.surplus():
-            self._send(ReleaseArena(arena))
-        request.nbytes = block_class(request.block_bytes) if frugal else self._pool.wanted(request.block_bytes)
-        number = self._request()
-        self._arena_requests[number] = request
-        self._send(AllocateArena(number, request.nbytes))
 
     # Sending
 
@@ -495,33 +387,4 @@ class Conversation:
             leases.append(self.returned.popleft())
         if leases:
             self.leased -= len(leases)
-            self._send(ReleaseLeases(tuple(leases)))
-
-    def _request(self) -> int:
-        self._next_request += 1
-        return self._next_request
-
-    def _send(self, message: ToAgent) -> None:
-        self._queue.append(encode(message))
-
-
-def _gather(part: Part, target: Array) -> None:
-    """Copy the sources one after the other into the flat ``target``."""
-    offset = 0
-    for source in part.sources:
-        np.copyto(target[offset : offset + source.size].reshape(source.shape), source)
-        offset += source.size
-
-
-def _pieces(part: Part) -> Iterator[bytes]:
-    """Yield the part's input as Upload messages of at most CHUNK bytes, made when they can leave."""
-    request = part.request
-    if len(part.sources) == 1 and part.sources[0].flags.c_contiguous:
-        flat = part.sources[0].reshape(-1)
-    else:
-        flat = np.empty(part.count, part.dtype.storage)
-        _gather(part, flat)
-    part.sources = ()
-    raw = flat.view(np.uint8)
-    for start in range(0, raw.size, CHUNK):
-        yield encode(Upload(request, raw[start : start + CHUNK].tobytes()))
+            self._outbox.send(ReleaseLeases(tuple(leases)))

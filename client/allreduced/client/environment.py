@@ -13,6 +13,7 @@ from pathlib import Path
 
 from allreduced.core.addresses import Address, SocketAddress, is_loopback, parse_address, parse_socket
 from allreduced.core.errors import ConfigError
+from allreduced.core.limits import MAX_RANKS
 
 Environment = Mapping[str, str]
 LauncherId = Callable[[tuple[str, ...]], str]
@@ -80,7 +81,7 @@ def read_launch(
             raise ConfigError(
                 f"{missing} is not known: no launcher set it and connect() was not given it",
                 path=missing,
-                hint="pass both rank= and size=, or start the script with torchrun, srun or mpirun",
+                hint="pass both rank= and size=, or start the script with `allreduced run`, torchrun, srun or mpirun",
             )
         found = _checked(_unlaunched(rank or 0, size if size is not None else 1, identify))
     found = replace(found, one_node=found.size == found.local_size)
@@ -305,6 +306,8 @@ def _checked(launch: Launch) -> Launch:
     problem = ""
     if launch.size < 1:
         problem, path = f"size is {launch.size}; it must be at least 1", "size"
+    elif launch.size > MAX_RANKS:
+        problem, path = f"size is {launch.size}; a group has {MAX_RANKS} ranks at most", "size"
     elif not 0 <= launch.rank < launch.size:
         problem, path = f"rank is {launch.rank}; with size {launch.size} it is 0 to {launch.size - 1}", "rank"
     elif not 1 <= launch.local_size <= launch.size:

@@ -125,6 +125,7 @@ class Operation:
     """One call: its parts, and how it ended. ``done`` is set last, after results and errors."""
 
     __slots__ = (
+        "_names",
         "_outcomes",
         "algorithm",
         "deadline",
@@ -132,7 +133,6 @@ class Operation:
         "error",
         "give_up_at",
         "info",
-        "label",
         "parts",
         "priority",
         "result",
@@ -153,8 +153,8 @@ class Operation:
         priority: int,
         algorithm: str,
     ) -> None:
-        self.label = ", ".join(f"{part.kind} {part.name or 'unnamed'}" for part in parts)
         self.parts = tuple(parts)
+        self._names = [(part.kind, part.name) for part in self.parts]
         self.results: list[object] = [None] * results
         self.single = single
         self.view = view
@@ -191,7 +191,9 @@ class Operation:
         offset = 0
         for sink in part.sinks:
             count = math.prod(sink.shape)
-            piece = data[offset : offset + count].reshape(sink.shape)
+            piece = data if count == data.size else data[offset : offset + count]
+            if piece.shape != sink.shape:
+                piece = piece.reshape(sink.shape)
             offset += count
             if sink.out is not None:
                 np.copyto(sink.out, piece)
@@ -227,6 +229,18 @@ class Operation:
         self._end()
 
     def _succeed(self) -> None:
+        if len(self._outcomes) == 1:
+            [(nbytes, outcome)] = self._outcomes
+            self.info = WorkInfo(outcome.participants, outcome.algorithm, outcome.elapsed, nbytes)
+        else:
+            self._sum_up()
+        if not self.single:
+            self.result = self.results
+        elif self.results:
+            self.result = self.results[0]
+        self._end()
+
+    def _sum_up(self) -> None:
         outcomes = [outcome for _, outcome in self._outcomes]
         ranks = {rank for outcome in outcomes for rank in outcome.participants}
         self.info = WorkInfo(
@@ -235,11 +249,6 @@ class Operation:
             elapsed=max((outcome.elapsed for outcome in outcomes), default=0.0),
             nbytes=sum(nbytes for nbytes, _ in self._outcomes),
         )
-        if not self.single:
-            self.result = self.results
-        elif self.results:
-            self.result = self.results[0]
-        self._end()
 
     def _end(self) -> None:
         # Parts refer to their operation: the circle would keep results alive until the garbage collector comes.
@@ -264,4 +273,5 @@ class Operation:
         state = "pending"
         if self.done:
             state = "failed" if self.error is not None else "done"
-        return f"<{kind} {self.label or 'of nothing'}: {state}>"
+        label = ", ".join(f"{what} {name or 'unnamed'}" for what, name in self._names)
+        return f"<{kind} {label or 'of nothing'}: {state}>"

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from allreduced.client.arguments import whole
 from allreduced.core.dtypes import DType, parse_dtype
 from allreduced.core.errors import InvalidArgument
 from allreduced.protocol.local import Joined
@@ -85,8 +86,9 @@ def check_shape(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np
     :raises InvalidArgument: an extent is negative, or the dtype is not in the table, or it is bfloat16 and NumPy has
         not learned it from ml_dtypes.
     """
-    extents = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    if any(extent < 0 for extent in extents):
+    given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    extents = tuple(extent for extent in map(whole, given) if extent is not None and extent >= 0)
+    if len(extents) < len(given):
         raise InvalidArgument(f"shape is {shape!r}; it is a number or a sequence of numbers, none below 0")
     try:
         label = np.dtype(dtype).name
@@ -101,4 +103,4 @@ def check_shape(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np
             f"NumPy has no {label}",
             hint="import ml_dtypes, which brings it, or pass a tensor of torch, which need not come from empty()",
         ) from error
-    return tuple(int(extent) for extent in extents), kind
+    return extents, kind

@@ -35,11 +35,10 @@ FORKED = "this communicator belongs to process {pid}, from which this process wa
 class Session:
     """A joined connection for blocking callers."""
 
-    def __init__(self, attached: Attached, *, default_deadline: float) -> None:
+    def __init__(self, attached: Attached) -> None:
         self._connection = attached.connection
         self._conversation = attached.conversation
         self._receiver = attached.receiver
-        self._default_deadline = default_deadline
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -47,6 +46,8 @@ class Session:
         self._left = False
         self._closed = False
         self._pollers = 0
+        self._sleepers = 0
+        """Threads that wait for ``_changed``."""
         joined = attached.conversation.joined
         if joined is None:
             raise InternalError("a session was made before its group was joined")
@@ -74,10 +75,13 @@ class Session:
         self._check_process()
         with self._lock:
             self._check_open()
-            now = time.monotonic()
-            operation.give_up_at = now + (operation.deadline or self._default_deadline) + GRACE_SECONDS
             conversation = self._conversation
+            deadline = operation.deadline or conversation.default_deadline
+            operation.give_up_at = time.monotonic() + deadline + GRACE_SECONDS
             conversation.submit(operation)
+            self._send()
+            if not (conversation.waiting or conversation.has_output):
+                return
             if self._run(lambda: not (conversation.waiting or conversation.has_output), operation.give_up_at):
                 return
             self._give_up()
@@ -108,7 +112,8 @@ class Session:
             self._check_open()
             self._conversation.check()
             request = self._conversation.allocate(nbytes)
-            if not self._run(lambda: request.done, time.monotonic() + self._default_deadline + GRACE_SECONDS):
+            until = time.monotonic() + self._conversation.default_deadline + GRACE_SECONDS
+            if not self._run(lambda: request.done, until):
                 self._give_up()
             block, request.block = request.block, None
         if request.error is not None:
@@ -133,7 +138,7 @@ class Session:
             while conversation.has_output and time.monotonic() < until:
                 self._poll(read=False, write=True, until=until)
                 self._send()
-            self._changed.notify_all()
+            self._wake_others()
 
     def leave_at_exit(self) -> None:
         """Say goodbye without waiting, where the process ends without having closed the communicator."""
@@ -176,7 +181,11 @@ class Session:
                 if conversation.has_output and conversation.error is None:
                     self._poll(read=False, write=True, until=until)
                 else:
-                    self._changed.wait(min(until - time.monotonic(), 3600.0))
+                    self._sleepers += 1
+                    try:
+                        self._changed.wait(min(until - time.monotonic(), 3600.0))
+                    finally:
+                        self._sleepers -= 1
                 continue
             self._reading = True
             try:
@@ -185,7 +194,7 @@ class Session:
                 self._receive()
             finally:
                 self._reading = False
-                self._changed.notify_all()
+                self._wake_others()
             if expired:
                 return finished() or conversation.error is not None
 
@@ -205,6 +214,10 @@ class Session:
                     self._lock.acquire()
                 del conversation.completed[0]
                 part.operation.part_done(part, outcome, error)
+            self._wake_others()
+
+    def _wake_others(self) -> None:
+        if self._sleepers:
             self._changed.notify_all()
 
     def _poll(self, *, read: bool, write: bool, until: float) -> None:
@@ -238,7 +251,7 @@ class Session:
                 hint="it hangs or is stopped; see its log, and restart it",
             )
         )
-        self._changed.notify_all()
+        self._wake_others()
 
     def _shut(self) -> None:
         if self._closed:

@@ -95,14 +95,17 @@ def parse_socket(text: str, *, path: str = "") -> SocketAddress:
 
     ``path`` names the setting or argument in errors.
 
-    :raises ConfigError: it is empty, has a NUL in it, or is longer than the platform's ``sun_path``.
+    :raises ConfigError: it is empty, no file name, has a NUL in it, or is longer than the platform's ``sun_path``.
     """
     if text in ("", "@"):
         raise ConfigError("the socket is empty", path=path, hint="give a path, or @name for an abstract socket")
     if "\0" in text:
         raise ConfigError(f"the socket {text!r} has a NUL in it", path=path, hint="write abstract sockets as @name")
     # An abstract name has its NUL in the place of the "@", a path has one at its end.
-    length = len(os.fsencode(text)) + (0 if text.startswith("@") else 1)
+    try:
+        length = len(os.fsencode(text)) + (0 if text.startswith("@") else 1)
+    except UnicodeEncodeError:
+        raise ConfigError(f"the socket {text!r} cannot be a file name", path=path, hint="use plain text") from None
     if length > SUN_PATH:
         excess = length - SUN_PATH
         raise ConfigError(
@@ -125,6 +128,17 @@ def is_wildcard(host: str) -> bool:
     """Return True for ``0.0.0.0`` and ``::``: places to listen at, but not addresses to tell others."""
     literal = _literal(host)
     return literal is not None and literal.is_unspecified
+
+
+def is_link_local(host: str) -> bool:
+    """Return True for literal addresses that mean something on one link only (169.254.0.0/16, fe80::/10)."""
+    literal = _literal(host)
+    return literal is not None and literal.is_link_local
+
+
+def is_numeric(host: str) -> bool:
+    """Return True for literal addresses, also with a scope (``fe80::1%eth0``): nothing must be looked up."""
+    return _literal(host) is not None
 
 
 def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

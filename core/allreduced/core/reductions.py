@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from functools import cache
 
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import InvalidArgument
@@ -32,6 +33,11 @@ class Reduction(enum.IntEnum):
         """The name users give as ``op=``."""
         return self.name.lower()
 
+    @property
+    def rounds(self) -> bool:
+        """True where the combination of two floats is rounded; the others give one of them, or 0 or 1."""
+        return self in (Reduction.SUM, Reduction.MEAN, Reduction.PROD)
+
 
 _BY_LABEL = {reduction.label: reduction for reduction in Reduction if reduction is not Reduction.COPY}
 
@@ -41,6 +47,7 @@ _BITWISE = frozenset({Reduction.BAND, Reduction.BOR, Reduction.BXOR})
 _LOGICAL = frozenset({Reduction.LAND, Reduction.LOR, Reduction.LXOR})
 
 
+@cache
 def reductions_of(dtype: DType) -> frozenset[Reduction]:
     """Return the reductions that are defined for ``dtype``. ``COPY`` is among them: it is defined for all."""
     copied = frozenset({Reduction.COPY})
@@ -51,12 +58,12 @@ def reductions_of(dtype: DType) -> frozenset[Reduction]:
     return copied | _ARITHMETIC | _ORDER | _BITWISE | _LOGICAL
 
 
-def parse_reduction(label: str, dtype: DType) -> Reduction:
+def parse_reduction(label: object, dtype: DType) -> Reduction:
     """Return the reduction named ``label`` if it is defined for ``dtype``.
 
     :raises InvalidArgument: the name is unknown, or the pair is outside the table; the message lists what there is.
     """
-    reduction = _BY_LABEL.get(label)
+    reduction = _BY_LABEL.get(label) if isinstance(label, str) else None
     if reduction is None:
         raise InvalidArgument(f"reduction {label!r} is not supported; there are {', '.join(_BY_LABEL)}")
     defined = reductions_of(dtype)

@@ -71,7 +71,8 @@ class Hello:
 class Join:
     """Take ``rank`` of ``(job, group)`` with ``size`` ranks. Answered by Joined or RequestFailed.
 
-    ``deadline``: seconds until the gathering is given up. ``default_deadline``: seconds for operations that name none.
+    ``deadline``: seconds until the gathering is given up. ``default_deadline``: seconds for operations that name none,
+    0 for the agent's own default.
     """
 
     request: Id
@@ -158,12 +159,16 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Answer to Hello. ``inline_limit``: bytes of a tensor that go inside Submit and Done at most."""
+    """Answer to Hello. ``inline_limit``: bytes of a tensor that go inside Submit and Done at most.
+
+    ``default_deadline``: seconds, for operations of groups that name none.
+    """
 
     version: U16
     node: Name
     incarnation: Id
     inline_limit: Count
+    default_deadline: Duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import json
 import os
 
 from allreduced.cli.arguments import Subparsers, count
-from allreduced.cli.console import say
+from allreduced.cli.console import complain, say
 from allreduced.core.errors import AgentUnavailable, AllReducedError, to_wire
 
 _EPILOG = """\
@@ -76,7 +76,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    from allreduced.daemon.settings import load
+    from allreduced.daemon.settings_reader import load
 
     settings = load(arguments.config, os.environ, _overrides(arguments))
     if arguments.check:
@@ -86,8 +86,18 @@ def _execute(arguments: argparse.Namespace) -> int:
 
     return run_agent(
         settings,
-        AgentOptions(private=arguments.private, join=arguments.join, ready_fd=arguments.ready_fd),
+        AgentOptions(
+            private=arguments.private,
+            join=arguments.join,
+            ready_fd=arguments.ready_fd,
+            on_ready=_tell if arguments.ready_fd is None else None,  # who started it by hand wants to know
+        ),
     )
+
+
+def _tell(socket: str, listen: str) -> None:
+    others = f"other agents at {listen}" if listen else "no other agents"
+    complain(f"allreduced: the agent is ready: clients at {socket}, {others}")
 
 
 def _overrides(arguments: argparse.Namespace) -> dict[str, object]:

@@ -17,12 +17,14 @@ from allreduced.core.addresses import parse_address
 from allreduced.core.errors import AgentUnavailable, AllReducedError, ConfigError, ProtocolError
 from allreduced.daemon import logs
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
+from allreduced.daemon.descriptors import raise_descriptor_limit
 from allreduced.daemon.dialler import Dialler
 from allreduced.daemon.discovery import Found, discovery
 from allreduced.daemon.driver import Driver
 from allreduced.daemon.engine.engine import Engine
 from allreduced.daemon.engine.limits import Limits as EngineLimits
 from allreduced.daemon.kernel_port import NativeKernels
+from allreduced.daemon.lifetime import Lifetime
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.local_server import LocalServer
 from allreduced.daemon.membership.events import Event as MembershipEvent
@@ -55,32 +57,21 @@ ANSWER_TIMEOUT = 10.0
 TAKE_OVER_PAUSE = 0.25
 """Seconds between tries to listen at a meeting point whose holder is gone."""
 
-LINGER = 1.0
-"""Seconds that a private agent stays without clients."""
-
-FIRST_CLIENT = 60.0
-"""Seconds that a private agent waits for its first client."""
-
-CLIENT_POLL = 0.1
-"""Seconds between looks at the number of clients of a private agent."""
-
-
-OWES_POLL = 0.02
-"""Seconds between looks, while the agent stops, at what it still owes to other agents."""
-
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
     """What is said to one start of an agent and is no setting.
 
     ``private``: serve one job and stop when its last client is gone. ``join``: ``host:port`` where agents meet.
-    ``ready_fd``: inherited descriptor for the ready line. ``tile_bytes``: tests only, tiles smaller than the settings
-    allow; 0 for the setting.
+    ``ready_fd``: inherited descriptor for the ready line. ``on_ready``: called with the clients' socket and the address
+    for other agents ("" if there is none). ``tile_bytes``: tests only, tiles smaller than the settings allow; 0 for the
+    setting.
     """
 
     private: bool = False
     join: str | None = None
     ready_fd: int | None = None
+    on_ready: Callable[[str, str], None] | None = None
     tile_bytes: int = 0
 
 
@@ -96,6 +87,7 @@ def run_agent(settings: Settings, options: AgentOptions, environ: Mapping[str, s
     logs.configure(settings.agent.log_level, node)
     readiness = Readiness(options.ready_fd, environ)
     try:
+        raise_descriptor_limit()
         loop_factory = _loop_factory(settings.agent.loop)
         agent = Agent(node, settings, options, environ, readiness)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -103,21 +95,6 @@ def run_agent(settings: Settings, options: AgentOptions, environ: Mapping[str, s
     except AllReducedError as error:
         readiness.failed(error)
         raise
-
-
-class _Seen:
-    """Passes the clients' events on, and remembers whether there was a client at all. Implements ``EventSink``."""
-
-    def __init__(self, driver: Driver) -> None:
-        self.engine_event = driver.engine_event
-        self.now = driver.now
-        self._driver = driver
-        self.client = False
-
-    def membership_event(self, event: MembershipEvent) -> None:
-        """Give the memberships an event."""
-        self.client = True
-        self._driver.membership_event(event)
 
 
 class _ForLinks:
@@ -159,6 +136,7 @@ class Agent:
         self._secret = secret_bytes(settings)
         self._listeners: list[Listener] = []
         self._stop = asyncio.Event()
+        self._lifetime: Lifetime | None = None
         self._signals = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -178,6 +156,7 @@ class Agent:
                 scratch_bytes=max(total // 4, 1),
                 window_tiles=engine.window_tiles,
                 operations=limits.operations,
+                names=limits.names,
                 lease_bytes=limits.lease_bytes,
                 leases=limits.leases,
             ),
@@ -186,9 +165,8 @@ class Agent:
             node, self._incarnation, options.tile_bytes or engine.tile_bytes, lambda: secrets.randbits(63)
         )
         self._driver = Driver(self._engine, self._membership, self._kernels, self._arenas)
-        self._seen = _Seen(self._driver)
         self._server = LocalServer(
-            self._seen,
+            self._driver,
             self._arenas,
             node=node,
             incarnation=self._incarnation,
@@ -201,6 +179,7 @@ class Agent:
                 outgoing_messages=limits.outgoing_messages,
                 hello_timeout=limits.hello_timeout,
             ),
+            default_deadline=settings.failure.deadline,
         )
         timeout = settings.failure.failure_timeout
         self._peers = Peers(
@@ -254,11 +233,14 @@ class Agent:
         diallers = [self._peers.dial(target) for target in found.targets]
         if join:
             await self._meet(found, diallers)
-        self._server.listen(self._socket)
         if self._options.private:
-            self._spawn(self._stop_without_clients())
+            self._lifetime = Lifetime(self._alone)
+            self._server.report_to(self._lifetime)
+        self._server.listen(self._socket)
         address = listen or (found.listener.address if found.listener is not None else "")
         self._readiness.ready(self._socket, address)
+        if self._options.on_ready is not None:
+            self._options.on_ready(self._socket, address)
         logger.info(
             "event=ready socket=%s listen=%s threads=%d incarnation=%d",
             self._socket,
@@ -277,7 +259,7 @@ class Agent:
 
     async def _meet(self, found: Found, diallers: list[Dialler]) -> None:
         try:
-            await reached(diallers, ANSWER_TIMEOUT if found.answers else REACH_TIMEOUT)
+            await reached(diallers, ANSWER_TIMEOUT if found.taken else REACH_TIMEOUT)
         except ProtocolError as error:
             where = found.targets[0].address
             raise ConfigError(
@@ -285,32 +267,25 @@ class Agent:
                 path="join",
                 hint=f"choose another port ({error.message})",
             ) from error
-        if found.answers:
-            self._spawn(self._take_over(found.targets[0].address, diallers[0]))
+        if found.taken:
+            self._spawn(self._take_over(found.taken, diallers[0]))
 
     async def _take_over(self, meeting: str, dialler: Dialler) -> None:
         """Listen at the meeting point once its holder is gone, which may have been the agent of an earlier job."""
         while True:
-            await asyncio.sleep(TAKE_OVER_PAUSE)
-            if dialler.connected:
-                continue
+            await dialler.away()
             try:
                 await self._listen(meeting)
             except ConfigError as error:
-                if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
-                    continue
-                raise
+                if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EADDRINUSE:
+                    raise
+                await asyncio.sleep(TAKE_OVER_PAUSE)
+                continue
             await dialler.close()
             logger.info("event=meeting_point_taken_over address=%s", meeting)
             return
 
-    async def _stop_without_clients(self) -> None:
-        deadline = time.monotonic() + FIRST_CLIENT
-        while time.monotonic() < deadline:
-            await asyncio.sleep(CLIENT_POLL)
-            if self._server.clients or self._seen.client:
-                self._seen.client = False
-                deadline = time.monotonic() + LINGER
+    def _alone(self) -> None:
         logger.info("event=no_clients")
         self._stop.set()
 
@@ -337,18 +312,11 @@ class Agent:
 
     async def _drain(self) -> None:
         self._server.stop_listening()
-        timeout = self._settings.drain_timeout
-        give_up = time.monotonic() + timeout
-        await self._driver.drain(timeout)
-        # Clients have their results; other nodes may still wait for what this one owes them.
-        while self._owes() and time.monotonic() < give_up:  # noqa: ASYNC110 - the engine is pure, it tells nobody
-            await asyncio.sleep(OWES_POLL)
-
-    def _owes(self) -> bool:
-        groups = self._engine.snapshot()["groups"].values()
-        return any(group["ending"] or group["operations"] for group in groups if not group["error"])
+        await self._driver.drain(self._settings.drain_timeout)
 
     async def _close(self) -> None:
+        if self._lifetime is not None:
+            self._lifetime.close()
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()

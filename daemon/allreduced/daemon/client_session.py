@@ -14,17 +14,18 @@ from allreduced.core.errors import (
     to_wire,
 )
 from allreduced.core.identity import GroupKey
+from allreduced.core.log_limit import LogLimit
 from allreduced.daemon.arena_table import ArenaTable
-from allreduced.daemon.client_connection import ClientConnection, Pieces
+from allreduced.daemon.client_connection import ClientConnection
 from allreduced.daemon.engine.events import ClientGone as EngineClientGone
 from allreduced.daemon.engine.events import GroupStarted, LeasesReturned, Submitted
 from allreduced.daemon.engine.region import Region
 from allreduced.daemon.local_limits import LocalLimits
-from allreduced.daemon.log_limit import LogLimit
 from allreduced.daemon.membership.events import ClientGone, ClientJoining, ClientLeaving
-from allreduced.daemon.ports import EventSink
+from allreduced.daemon.ports import EventSink, Result
+from allreduced.daemon.results import Results
 from allreduced.daemon.slab import Slab
-from allreduced.daemon.submission import HeldGroup, Submission, check_submit
+from allreduced.daemon.submission import HeldGroup, Submission, check_submit, fingerprint_of
 from allreduced.protocol import local
 
 logger = logging.getLogger("allreduced.local")
@@ -40,9 +41,13 @@ class LocalContext:
     limits: LocalLimits
     node: str
     incarnation: int
+    default_deadline: float
+    """Seconds, for operations of groups that name none."""
     log: LogLimit
     drop_stale: Callable[[GroupKey, int], None]
     """Ends the connections that hold ranks of this group and whose processes are gone, other than this client's."""
+    changed: Callable[[], None]
+    """Called when a client was welcomed, and when a connection ended."""
     forget: Callable[[int], None]
     """Called when nothing of this client is left at all."""
 
@@ -64,6 +69,8 @@ class _Operation:
     in_slab: bool = False
     private: bool = False
     uploaded: int | None = None
+    refused: AllReducedError | None = None
+    """Why this agent cannot take it; the engine hears of it all the same, for it counts."""
 
 
 class ClientSession:
@@ -77,6 +84,7 @@ class ClientSession:
         self.connection = connection
         self._context = context
         self._sink = context.sink
+        self.results = Results(client, connection, context.arenas, context.sink, inline_limit=context.limits.inline)
         self._attached = False
         self._pid = connection.pid
         self._shared_memory = True
@@ -86,7 +94,6 @@ class ClientSession:
         self._ended: dict[int, AllReducedError] = {}
         self._operations: dict[int, _Operation] = {}
         self._allocations: set[int] = set()
-        self._shown: set[int] = set()  # result arenas whose descriptor the client has
         self._gone = False
         self._do: dict[type, Callable[..., None]] = {
             local.Submit: self._submit,
@@ -141,7 +148,10 @@ class ClientSession:
         self._attached = True
         self._pid = connection.pid or message.pid  # the kernel tells 0 for a process of another container
         self._shared_memory = message.shared_memory
-        connection.send(local.Welcome(version, context.node, context.incarnation, context.limits.inline))
+        connection.send(
+            local.Welcome(version, context.node, context.incarnation, context.limits.inline, context.default_deadline)
+        )
+        context.changed()
 
     def _join(self, message: local.Join) -> None:
         request = self._new_request(message.request)
@@ -156,7 +166,7 @@ class ClientSession:
             return
         key = GroupKey(self.connection.uid, message.job, message.group)
         self._context.drop_stale(key, self.client)
-        self._joins[request] = _Join(key, message.default_deadline)
+        self._joins[request] = _Join(key, message.default_deadline or self._context.default_deadline)
         self._sink.membership_event(
             ClientJoining(
                 self.client,
@@ -207,24 +217,25 @@ class ClientSession:
 
     def _submit(self, message: local.Submit) -> None:
         request = self._new_request(message.request)
+        held = self._groups.get(message.group)
+        if held is None:
+            error = self._ended.get(message.group) or InvalidArgument(
+                f"this client holds no rank of group {message.group}", hint="join it first"
+            )
+            self._refuse_request(request, error)
+            return
+        deadline_at = self._sink.now() + (message.deadline or held.default_deadline)
+        operation = _Operation(message, Submission(fingerprint_of(message), 0), deadline_at)
         try:
-            held = self._groups.get(message.group)
-            if held is None:
-                raise self._ended.get(message.group) or InvalidArgument(
-                    f"this client holds no rank of group {message.group}", hint="join it first"
-                )
             self._check_room()
-            submission = check_submit(message, held, self._context.limits.inline)
-            deadline = message.deadline or held.default_deadline
-            operation = _Operation(message, submission, self._sink.now() + deadline)
+            submission = operation.submission = check_submit(message, held, self._context.limits.inline)
             if submission.nbytes:
                 if message.upload:
                     self._begin_upload(request, operation)
                     return
                 self._take_input(operation)
         except AllReducedError as error:
-            self._refuse_request(request, error)
-            return
+            operation.refused = error
         self._operations[request] = operation
         self._start(request, operation, held)
 
@@ -258,6 +269,7 @@ class ClientSession:
                 operation.source,
                 operation.deadline_at,
                 message.priority,
+                operation.refused,
             )
         )
 
@@ -269,16 +281,16 @@ class ClientSession:
 
         def created(arena: int, error: AllReducedError | None) -> None:
             if error is not None:
-                self._operations.pop(request, None)
-                self._refuse_request(request, error)
+                operation.refused = error
+                self._complete(request, operation)
             else:
                 arenas.hold(arena)
                 operation.source = Region(arena, 0, nbytes)
             self.connection.resume()
 
+        arenas.create_input(self.client, nbytes, created, shared=False)
         operation.uploaded = 0
         operation.private = True
-        arenas.create_input(self.client, nbytes, created, shared=False)
         self._operations[request] = operation
         self.connection.pause()
 
@@ -296,15 +308,18 @@ class ClientSession:
             view[:] = data
         done += len(data)
         operation.uploaded = done
-        if done < source.nbytes:
-            return
+        if done == source.nbytes:
+            self._complete(message.request, operation)
+
+    def _complete(self, request: int, operation: _Operation) -> None:
+        """Go on with an operation whose input is there, or will never be."""
         operation.uploaded = None
         held = self._groups.get(operation.message.group)
         if held is None:  # left or ended meanwhile
             error = self._ended.get(operation.message.group) or InvalidArgument("the group was left meanwhile")
-            self.failed(message.request, error)
+            self.failed(request, error)
         else:
-            self._start(message.request, operation, held)
+            self._start(request, operation, held)
 
     # Limits and refusals
 
@@ -347,82 +362,17 @@ class ClientSession:
         if operation is not None:
             self._operation_over(request, operation)
 
-    def delivered(
-        self,
-        request: int,
-        *,
-        data: memoryview | None,
-        arena: int,
-        offset: int,
-        nbytes: int,
-        lease: int,
-        participants: tuple[int, ...],
-        algorithm: str,
-        elapsed: float,
-    ) -> None:
+    def delivered(self, request: int, result: Result) -> None:
         """Send Done, with the result or where it is, and let go of the operation's input."""
         operation = self._operations.get(request)
         if operation is None or self._gone:
             if operation is not None:
                 self._operation_over(request, operation)
-            self._return_lease(lease)
+            self.results.return_lease(result.lease)
             return
-        payload: bytes | None = None
-        pieces: Pieces | None = None
-        if data is not None:
-            if nbytes <= self._context.limits.inline:
-                payload = bytes(data)
-            else:
-                pieces = self._pieces(request, memoryview(bytes(data)), 0)
-        elif arena >= 0 and (operation.message.inline_result or not self._shared_memory):
-            view = self._context.arenas.view(Region(arena, offset, nbytes))
-            if nbytes <= self._context.limits.inline:
-                payload = bytes(view)
-                view.release()
-                self._return_lease(lease)
-            else:
-                pieces = self._pieces(request, view, lease)
-        elif arena >= 0:
-            self._show(arena)
-            self.connection.send(
-                local.Done(request, None, arena, offset, nbytes, lease, False, participants, algorithm, elapsed)
-            )
-            self._operation_over(request, operation)
-            return
-        self.connection.send(
-            local.Done(request, payload, -1, 0, nbytes, 0, pieces is not None, participants, algorithm, elapsed)
-        )
-        if pieces is not None:
-            self.connection.stream(pieces)
+        by_arena = self._shared_memory and not operation.message.inline_result
+        self.results.give(request, result, by_arena=by_arena)
         self._operation_over(request, operation)
-
-    def _show(self, arena: int) -> None:
-        if arena in self._shown:
-            return
-        arenas = self._context.arenas
-        descriptor = arenas.descriptor(arena)
-        self._shown.add(arena)
-        self.connection.send(local.ResultArena(arena, arenas.group_of(arena), arenas.nbytes(arena)), descriptor)
-
-    def _pieces(self, request: int, view: memoryview, lease: int) -> Pieces:
-        """Make the pieces of a result; the lease is back as soon as the last one is made."""
-        try:
-            with view:
-                for begin in range(0, len(view), local.CHUNK):
-                    piece = bytes(view[begin : begin + local.CHUNK])
-                    yield local.Download(request, piece, begin + local.CHUNK >= len(view))
-        finally:
-            self._return_lease(lease)
-
-    def _return_lease(self, lease: int) -> None:
-        if lease:
-            self._sink.engine_event(LeasesReturned(self.client, (lease,)))
-
-    def arena_gone(self, arena: int) -> None:
-        """Send ResultArenaGone if the client has the arena."""
-        if arena in self._shown:
-            self._shown.discard(arena)
-            self.connection.send(local.ResultArenaGone(arena))
 
     def group_ended(self, group: int, error: AllReducedError) -> None:
         """Send GroupEnded if the client is in the group."""
@@ -452,6 +402,7 @@ class ClientSession:
         self._joins.clear()
         self._groups.clear()
         self._keys.clear()
+        self._context.changed()
         self._look_empty()
 
     def _operation_over(self, request: int, operation: _Operation) -> None:

@@ -35,6 +35,8 @@ class Dialler:
         self._longest = longest_pause
         self._node = target.node
         self._said = ""
+        self._away = asyncio.Event()
+        self._away.set()
         loop = asyncio.get_running_loop()
         self._first: asyncio.Future[AllReducedError | None] = loop.create_future()
         self._task = loop.create_task(self._run(), name=f"dial {target.address}")
@@ -44,10 +46,9 @@ class Dialler:
         """True when it gave up for good: the target is this agent itself, or said goodbye."""
         return self._task.done()
 
-    @property
-    def connected(self) -> bool:
-        """True while the agent that was found at the target is up."""
-        return bool(self._node) and self._up(self._node) is not None
+    async def away(self) -> None:
+        """Return as soon as the agent at the target is not connected: at once, or when its link ends."""
+        await self._away.wait()
 
     async def first_result(self) -> None:
         """Return when the target was reached for the first time.
@@ -76,7 +77,9 @@ class Dialler:
                 self._result(None)
                 self._said = ""
                 pause = min(FIRST_PAUSE, self._longest)
+                self._away.clear()
                 await link.over.wait()
+                self._away.set()
                 if link.goodbye and self.target.heard:
                     return
             elif self._first.done() and isinstance(self._first.result(), ConnectedToSelf):

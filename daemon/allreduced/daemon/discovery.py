@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from allreduced.core.addresses import Address, is_wildcard, parse_address
-from allreduced.core.errors import ConfigError
+from allreduced.core.errors import AuthenticationError, ConfigError
 from allreduced.daemon.peer_link import Target
-from allreduced.daemon.reachability import source_address
+from allreduced.daemon.reachability import everywhere, known_as_loopback, source_address
 from allreduced.daemon.settings import DEFAULT_PORT, Settings
 from allreduced.transports.base import Listener
 
@@ -25,12 +25,13 @@ Listen: TypeAlias = "Callable[[str], Awaitable[Listener]]"
 class Found:
     """Where this agent listens (None: nowhere) and whom it dials.
 
-    ``answers``: something certainly listens at the targets, so what answers must be an agent.
+    ``taken``: the address of this machine where the agents meet and something listens already, so what answers must
+    be an agent; to be listened at when that is gone. Empty where that is not so.
     """
 
     listener: Listener | None
     targets: tuple[Target, ...]
-    answers: bool = False
+    taken: str = ""
 
 
 class Discovery(Protocol):
@@ -54,13 +55,15 @@ class Static:
         """Listen where the settings say. See Discovery."""
         if not self._listen and not self._targets:
             return Found(None, ())
-        return Found(await listen(self._listen or f"tcp://0.0.0.0:{DEFAULT_PORT}"), self._targets)
+        return Found(await listen(self._listen or str(Address("tcp", everywhere(), DEFAULT_PORT))), self._targets)
 
 
 class Rendezvous:
     """The agents meet at one address. Whoever can listen there is found by the others; nobody is special later.
 
     ``listen``: where this agent must listen instead, then it only dials; empty where it may be the one to be found.
+    Where this machine knows the name of the meeting point as its own loopback, agents on other machines know it
+    otherwise: then this agent listens on all interfaces, which takes a secret.
     """
 
     def __init__(self, meeting: str, listen: str = "") -> None:
@@ -74,14 +77,36 @@ class Rendezvous:
         target = Target(str(self._meeting))
         if self._listen:
             return Found(await listen(self._listen), (target,))
+        closed = await known_as_loopback(self._meeting.host)
+        meeting = replace(self._meeting, host=everywhere()) if closed else self._meeting
         try:
-            return Found(await listen(str(self._meeting)), ())
+            return Found(await listen(str(meeting)), ())
+        except AuthenticationError as error:
+            if closed:
+                raise self._closed(error) from error
+            raise
         except ConfigError as error:
             reason = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
             if reason not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
                 raise
-        own = Address(self._meeting.scheme, await source_address(self._meeting.host), 0)
-        return Found(await listen(str(own)), (target,), answers=reason == errno.EADDRINUSE)
+        own = meeting.host if closed else await source_address(meeting.host)
+        if reason == errno.EADDRINUSE:
+            return Found(await listen(str(replace(meeting, host=own, port=0))), (target,), str(meeting))
+        # On another machine than the meeting point: the same port, so that firewalls need one rule.
+        try:
+            return Found(await listen(str(replace(meeting, host=own))), (target,))
+        except ConfigError as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EADDRINUSE:
+                raise
+        return Found(await listen(str(replace(meeting, host=own, port=0))), (target,))
+
+    def _closed(self, error: AuthenticationError) -> AuthenticationError:
+        return AuthenticationError(
+            f"the agents of this job are to meet at {self._meeting.host_port}, which this machine knows as its own "
+            "loopback (see /etc/hosts): agents on other machines cannot reach it there, and there is no shared secret "
+            "to listen on all interfaces with",
+            hint=f"{error.hint}; or let the agents meet at 127.0.0.1 where all are on this machine",
+        )
 
 
 def discovery(settings: Settings, join: str) -> Discovery:

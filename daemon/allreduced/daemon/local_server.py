@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 
 from allreduced.core.errors import AllReducedError, AuthenticationError, LimitExceeded, to_wire
 from allreduced.core.identity import GroupKey
+from allreduced.core.log_limit import LogLimit
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.client_connection import READ_BYTES, ClientConnection
 from allreduced.daemon.client_session import ClientSession, LocalContext
 from allreduced.daemon.engine.events import GroupStarted
+from allreduced.daemon.lifetime import Lifetime
 from allreduced.daemon.local_limits import LocalLimits
-from allreduced.daemon.log_limit import LogLimit
-from allreduced.daemon.ports import EventSink
+from allreduced.daemon.ports import EventSink, Result
 from allreduced.daemon.slab import Slab
 from allreduced.daemon.socket_path import BoundSocket, bind_socket
 from allreduced.protocol.local import Refused, encode
@@ -48,8 +49,10 @@ class LocalServer:
         node: str,
         incarnation: int,
         limits: LocalLimits | None = None,
+        default_deadline: float = 300.0,
         uid_allowed: Callable[[int], bool] = own_uid_only,
     ) -> None:
+        """``default_deadline``: seconds, for operations whose group names none."""
         self.limits = limits or LocalLimits()
         self._log = LogLimit(logger)
         self._slab = Slab(arenas, slot_bytes=self.limits.inline, max_bytes=self.limits.inline_bytes)
@@ -60,13 +63,17 @@ class LocalServer:
             limits=self.limits,
             node=node,
             incarnation=incarnation,
+            default_deadline=default_deadline,
             log=self._log,
             drop_stale=self.drop_stale,
+            changed=self._clients_changed,
             forget=self._forget,
         )
         self._uid_allowed = uid_allowed
         self._scratch = bytearray(READ_BYTES)
         self._sessions: dict[int, ClientSession] = {}
+        self._served = False
+        self._lifetime: Lifetime | None = None
         self._bound: BoundSocket | None = None
         self._loop: asyncio.AbstractEventLoop
 
@@ -74,6 +81,10 @@ class LocalServer:
     def clients(self) -> int:
         """Connections that are open."""
         return sum(not session.gone for session in self._sessions.values())
+
+    def report_to(self, lifetime: Lifetime) -> None:
+        """Tell ``lifetime`` of every change in the number of clients from now on."""
+        self._lifetime = lifetime
 
     def is_connected(self, client: int) -> bool:
         """Return whether the client's process still has its connection open.
@@ -152,6 +163,7 @@ class LocalServer:
         session = ClientSession(client, connection, self._context)
         self._sessions[client] = session
         connection.start(session)
+        self._clients_changed()
         self._loop.call_later(self.limits.hello_timeout, self._hello_due, session)
 
     def _turn_away(self, sock: socket.socket, error: AllReducedError) -> None:
@@ -172,6 +184,11 @@ class LocalServer:
             if session.client != but and not session.gone and session.claims(key):
                 self.is_connected(session.client)
 
+    def _clients_changed(self) -> None:
+        self._served = self._served or any(session.attached for session in self._sessions.values())
+        if self._lifetime is not None:
+            self._lifetime.clients_changed(self.clients, served=self._served)
+
     def _forget(self, client: int) -> None:
         self._sessions.pop(client, None)
 
@@ -187,39 +204,16 @@ class LocalServer:
         if session := self._sessions.get(client):
             session.failed(request, error)
 
-    def delivered(
-        self,
-        client: int,
-        request: int,
-        *,
-        data: memoryview | None,
-        arena: int,
-        offset: int,
-        nbytes: int,
-        lease: int,
-        participants: tuple[int, ...],
-        algorithm: str,
-        elapsed: float,
-    ) -> None:
-        """Send Done; ``data`` is copied before this returns."""
+    def delivered(self, client: int, request: int, result: Result) -> None:
+        """Send Done; ``result.data`` is copied before this returns."""
         if session := self._sessions.get(client):
-            session.delivered(
-                request,
-                data=data,
-                arena=arena,
-                offset=offset,
-                nbytes=nbytes,
-                lease=lease,
-                participants=participants,
-                algorithm=algorithm,
-                elapsed=elapsed,
-            )
+            session.delivered(request, result)
 
     def arena_gone(self, arena: int) -> None:
         """Tell the clients that have the result arena that it is dropped."""
         for session in tuple(self._sessions.values()):
             if not session.gone:
-                session.arena_gone(arena)
+                session.results.arena_gone(arena)
 
     def group_ended(self, clients: Sequence[int], group: int, error: AllReducedError) -> None:
         """Send GroupEnded."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Sequence
 
-from allreduced.core.addresses import Address, is_loopback, is_wildcard, parse_address
+from allreduced.core.addresses import Address, is_link_local, is_loopback, is_numeric, is_wildcard, parse_address
 from allreduced.core.errors import AuthenticationError, ConfigError
+
+
+def everywhere() -> str:
+    """Return the host that stands for all interfaces of this machine, of IPv6 and IPv4 where it has both."""
+    return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
 async def resolve(host: str) -> tuple[str, ...]:
     """Return the numeric addresses of a host, best first; empty if it is not known (yet)."""
-    if _is_numeric(host):
+    if is_numeric(host):
         return (host,)
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -39,6 +43,18 @@ async def source_address(host: str) -> str:
                 continue
             return str(probe.getsockname()[0])
     raise ConfigError(f"there is no way to {host}: {reason}", hint="check the address, and this machine's network")
+
+
+async def known_as_loopback(host: str) -> bool:
+    """Tell whether this machine takes the name for its loopback, while others may know another address for it.
+
+    Debian's installer writes the machine's own name to ``/etc/hosts`` as 127.0.1.1. ``localhost`` and numbers mean the
+    same everywhere.
+    """
+    if is_loopback(host) or is_numeric(host):
+        return False
+    found = await resolve(host)
+    return bool(found) and all(is_loopback(numeric) for numeric in found)
 
 
 async def stays_here(address: Address) -> bool:
@@ -68,7 +84,7 @@ async def advertised(listening: Address, configured: str, targets: Sequence[str]
 
     ``listening``: where it listens; ``configured``: what the settings say, may be empty; ``targets``: whom it dials.
 
-    :raises ConfigError: only this machine can reach the address, but peers are on others.
+    :raises ConfigError: peers are on other machines, and only this one, or only one link, can reach the address.
     """
     remote = [target for target in map(parse_address, targets) if not await stays_here(target)]
     if configured:
@@ -89,12 +105,10 @@ async def advertised(listening: Address, configured: str, targets: Sequence[str]
             path="peers.advertise",
             hint="listen at an address that the other machines can reach, or set peers.advertise to one",
         )
+    if remote and is_link_local(address.host):
+        raise ConfigError(
+            f"this agent would tell others to dial {address}, which means something on one link only",
+            path="peers.advertise",
+            hint="set peers.advertise to an address that all machines can reach",
+        )
     return str(address)
-
-
-def _is_numeric(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import InvalidArgument
@@ -46,13 +47,33 @@ def check_submit(message: Submit, held: HeldGroup, inline_limit: int) -> Submiss
     :raises InvalidArgument: kind, dtype, reduction, count, root or input do not fit together; the message says what
         there is.
     """
-    kind, count, root = message.kind, message.count, message.root
-    dtype = _DTYPES.get(message.dtype)
+    submission = _resolve(
+        message.kind,
+        message.dtype,
+        message.op,
+        message.shape,
+        message.count,
+        message.root,
+        message.algorithm,
+        held.size,
+    )
+    if message.root != held.rank and message.root >= 0:
+        submission = Submission(submission.fingerprint, 0)
+    _check_input(message, submission.nbytes, inline_limit)
+    return submission
+
+
+@lru_cache(maxsize=1024)
+def _resolve(
+    kind: str, dtype_code: int, op: int, shape: str, count: int, root: int, algorithm: str, size: int
+) -> Submission:
+    """Return what a call means at the rank that gives its input. Training makes the same calls again and again."""
+    dtype = _DTYPES.get(dtype_code)
     if dtype is None:
-        raise InvalidArgument(f"dtype {message.dtype} is not known; there are {_listed(_DTYPES)}")
-    reduction = _REDUCTIONS.get(message.op)
+        raise InvalidArgument(f"dtype {dtype_code} is not known; there are {_listed(_DTYPES)}")
+    reduction = _REDUCTIONS.get(op)
     if reduction is None:
-        raise InvalidArgument(f"reduction {message.op} is not known; there are {_listed(_REDUCTIONS)}")
+        raise InvalidArgument(f"reduction {op} is not known; there are {_listed(_REDUCTIONS)}")
     if kind not in KINDS:
         raise InvalidArgument(f"operation {kind!r} is not known; there are {', '.join(KINDS)}")
     nbytes = count * dtype.itemsize
@@ -67,15 +88,18 @@ def check_submit(message: Submit, held: HeldGroup, inline_limit: int) -> Submiss
     elif reduction is not Reduction.COPY:
         raise InvalidArgument(f"a broadcast does not reduce; op {reduction.label} cannot be given")
     if kind == "broadcast":
-        if not 0 <= root < held.size:
-            raise InvalidArgument(f"root {root} is outside the group, which has ranks 0 to {held.size - 1}")
-        if root != held.rank:
-            nbytes = 0
+        if not 0 <= root < size:
+            raise InvalidArgument(f"root {root} is outside the group, which has ranks 0 to {size - 1}")
     elif root != -1:
         raise InvalidArgument(f"operation {kind} has no root, not {root}")
-    _check_input(message, nbytes, inline_limit)
-    fingerprint = Fingerprint(kind, message.dtype, message.op, message.shape, count, root, message.algorithm)
-    return Submission(fingerprint, nbytes)
+    return Submission(Fingerprint(kind, dtype_code, op, shape, count, root, algorithm), nbytes)
+
+
+def fingerprint_of(message: Submit) -> Fingerprint:
+    """Return what must agree between ranks, also where it makes no sense."""
+    return Fingerprint(
+        message.kind, message.dtype, message.op, message.shape, message.count, message.root, message.algorithm
+    )
 
 
 def _check_input(message: Submit, nbytes: int, inline_limit: int) -> None:

@@ -177,6 +177,8 @@ class FakeAgent:
         if self._thread.is_alive() and not self._stopping:
             self.order(self._stop)
         self._thread.join(SECONDS)
+        for closing in (self._wake, self._woken):  # not by the thread, which may stop before the byte is sent
+            closing.close()
 
     # The thread
 
@@ -208,7 +210,7 @@ class FakeAgent:
         for descriptor, mapped in self._arenas:
             os.close(descriptor)
             mapped.close()
-        for closing in (self._listener, self._wake, self._woken, self._selector):
+        for closing in (self._listener, self._selector):
             closing.close()
 
     def _drop(self, client: Client) -> None:
@@ -241,7 +243,7 @@ class FakeAgent:
     def _handle(self, client: Client, message: ToAgent) -> None:
         if isinstance(message, Hello):
             client.hello = message
-            client.send(Welcome(1, "node-a", 99, INLINE_LIMIT))
+            client.send(Welcome(1, "node-a", 99, INLINE_LIMIT, 45.0))
         elif isinstance(message, Join):
             client.join = message
             waiting = [other for other in self.clients if other.join is not None and other.join.job == message.job]

@@ -80,6 +80,7 @@ def test_memory_is_shared_and_layout_is_kept() -> None:
         (np.zeros(2, ml_dtypes.float8_e5m2), "float8_e5m2"),
         (np.zeros(2, ">c16"), "byte order"),
         (np.zeros(2, [("a", "f4")]), "is not supported"),
+        (np.ma.masked_array([1.0, 2.0], [True, False]), "a mask cannot be reduced"),
     ],
 )
 def test_what_is_not(value: object, text: str) -> None:

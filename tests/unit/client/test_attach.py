@@ -19,14 +19,16 @@ from allreduced.client import (
     AuthenticationError,
     ConfigError,
     DeadlineExceeded,
+    InvalidArgument,
     connect,
     private_agent,
 )
+from allreduced.client.conversation import Conversation
 from allreduced.client.environment import AgentSettings, Launch
 from allreduced.client.private_agent import Lock, PrivateAgent
 from allreduced.core.addresses import SocketAddress
 from allreduced.core.errors import to_wire
-from allreduced.protocol.local import Hello, Join, Refused, RequestFailed, ToAgent
+from allreduced.protocol.local import Hello, Join, Refused, RequestFailed, ToAgent, Welcome, encode
 
 if TYPE_CHECKING:
     from tests.unit.client.conftest import Client, FakeAgent, MakeAgent
@@ -63,7 +65,7 @@ def job() -> str:
 
 
 def alone(**arguments: object) -> object:
-    return connect(rank=0, size=1, **arguments)  # type: ignore[arg-type]  # mixed keywords
+    return connect(**{"rank": 0, "size": 1} | arguments)  # type: ignore[arg-type]  # mixed keywords
 
 
 def test_a_named_socket_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
@@ -159,12 +161,39 @@ def test_an_agent_that_hangs_does_not_hang_connect(make_agent: MakeAgent, monkey
     agent.until(lambda: agent.ended == 1)
 
 
-@pytest.mark.parametrize("bad", [{"deadline": 0}, {"default_deadline": float("inf")}, {"group": "x" * 300}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"deadline": 0},
+        {"deadline": "soon"},
+        {"default_deadline": float("inf")},
+        {"group": "x" * 300},
+        {"group": 5},
+        {"job": 3},
+        {"shared_memory": "no"},
+    ],
+)
 def test_bad_arguments(bad: dict[str, object]) -> None:
-    from allreduced.client import InvalidArgument
-
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument, match=next(iter(bad))):
         alone(**bad)
+
+
+@pytest.mark.parametrize(
+    ("bad", "path"),
+    [
+        ({"rank": "x"}, "rank"),
+        ({"rank": 0.0}, "rank"),
+        ({"size": True}, "size"),
+        ({"size": 1 << 20}, "size"),
+        ({"local_rank": "0"}, "local_rank"),
+        ({"socket": 5}, "socket"),
+        ({"socket": "\ud800"}, "socket"),
+    ],
+)
+def test_bad_numbers_and_places(bad: dict[str, object], path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        alone(**bad)
+    assert caught.value.path == path
 
 
 # Private agents: what is started is a fake one, in a process of its own.
@@ -315,3 +344,20 @@ def test_the_lock_is_free_again_when_its_holder_is_gone() -> None:
     first.release()
     assert second.acquire()
     second.release()
+
+
+def test_the_agents_deadline_holds_where_the_group_names_none(agent: FakeAgent) -> None:
+    with connect(socket=agent.socket, job="a", rank=0, size=1):
+        pass
+    with connect(socket=agent.socket, job="b", rank=0, size=1, default_deadline=7.0):
+        pass
+    assert [message.default_deadline for message in agent.seen if isinstance(message, Join)] == [0.0, 7.0]
+
+
+def test_a_hung_agent_is_given_up_after_the_deadline_that_holds() -> None:
+    conversation = Conversation()
+    conversation.feed(encode(Welcome(1, "n", 1, 8192, 45.0)))
+    conversation.join(job="j", group="g", rank=0, size=1, local_rank=0, deadline=1.0, default_deadline=0.0)
+    assert conversation.default_deadline == 45.0
+    conversation.join(job="j", group="g", rank=0, size=1, local_rank=0, deadline=1.0, default_deadline=7.0)
+    assert conversation.default_deadline == 7.0

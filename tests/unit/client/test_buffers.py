@@ -111,7 +111,7 @@ def test_arrays_refer_to_their_stretch() -> None:
     del array
     assert released == []
     assert not view.flags.writeable
-    assert view.shape == (7, 2)
+    assert list(view.shape) == [7, 2]
     del view
     assert released == [9]
 

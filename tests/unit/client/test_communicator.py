@@ -56,6 +56,18 @@ def test_a_small_tensor_travels_inside_the_messages(agent: FakeAgent, comm: Comm
     assert agent.count(AllocateArena) == 0
 
 
+def test_deterministic_asks_for_the_canonical_order(agent: FakeAgent, comm: Communicator) -> None:
+    x = np.ones(3, np.float32)
+    comm.all_reduce(x, deterministic=True)
+    comm.all_reduce_many([x, x.astype("int64")], deterministic=True, algorithm="canonical")
+    comm.all_reduce(x, algorithm="ring")
+    comm.all_reduce(x)
+    algorithms = [message.algorithm for message in agent.seen if isinstance(message, Submit)]
+    assert algorithms == ["canonical"] * 3 + ["ring", ""]
+    with pytest.raises(InvalidArgument, match="deterministic=True allows only algorithm='canonical', not 'ring'"):
+        comm.all_reduce(x, deterministic=True, algorithm="ring")
+
+
 def test_a_large_tensor_is_staged_in_an_arena_and_its_lease_returns_at_once(
     agent: FakeAgent, comm: Communicator
 ) -> None:
@@ -158,7 +170,8 @@ def test_out_may_be_the_input_and_need_not_be_contiguous(comm: Communicator) -> 
     [
         (np.zeros(4), r"out has shape \(4,\), the result has \(3,\)"),
         (np.zeros(3, np.float32), "out has dtype float32, the result has float64"),
-        (np.broadcast_to(np.zeros(1), (3,)), "out is read-only"),
+        (np.broadcast_to(np.zeros(1), (3,)), "out has elements that share memory"),
+        (np.frombuffer(bytes(24)), "out is read-only"),
     ],
 )
 def test_an_out_that_does_not_fit_is_refused(comm: Communicator, out: np.ndarray, text: str) -> None:
@@ -328,6 +341,17 @@ def test_all_reduce_many_packs_each_dtype(agent: FakeAgent, comm: Communicator) 
     assert submits[0].shape == submits[1].shape == "(2, 3);(4,);(100000,);()"
 
 
+def test_all_reduce_many_takes_any_collection_but_no_single_array(agent: FakeAgent, comm: Communicator) -> None:
+    gradients = {"w": np.ones(3), "b": np.zeros(1)}
+    assert [list(x) for x in comm.all_reduce_many(gradients.values())] == [[1, 1, 1], [0]]  # type: ignore[call-overload]
+    for bad in (np.ones((2, 3)), 5.0, None):
+        with pytest.raises(InvalidArgument, match="it must be a list of tensors"):
+            comm.all_reduce_many(bad)  # type: ignore[call-overload]  # wrong on purpose
+    with pytest.raises(InvalidArgument, match="out is a ndarray"):
+        comm.all_reduce_many([np.ones(3)], out=np.ones((1, 3)))  # type: ignore[call-overload]  # wrong on purpose
+    assert agent.count(Submit) == 1
+
+
 def test_all_reduce_many_in_place_and_as_views(agent: FakeAgent, comm: Communicator) -> None:
     tensors = [np.full(LARGE, float(i)) for i in range(3)]
     again = comm.all_reduce_many(tensors, op="mean", out=tensors)
@@ -398,12 +422,24 @@ def test_barrier_and_empty_tensors_have_no_data(agent: FakeAgent, comm: Communic
         {"name": "x" * 257},
         {"op": "median"},
         {"algorithm": "a" * 65},
+        {"deadline": "soon"},
+        {"priority": 1.5},
+        {"priority": True},
+        {"name": 3},
+        {"op": ["sum"]},
+        {"op": None},
+        {"algorithm": 5},
     ],
 )
 def test_arguments_out_of_range_are_refused_here(agent: FakeAgent, comm: Communicator, bad: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         comm.all_reduce(np.ones(3), **bad)  # type: ignore[call-overload]  # wrong on purpose
     assert agent.count(Submit) == 0
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers(comm: Communicator) -> None:
+    x = np.arange(3.0)
+    assert comm.broadcast(x, root=np.int64(0), priority=np.int32(2)).tolist() == [0.0, 1.0, 2.0]  # type: ignore[call-overload]  # more than promised
 
 
 def test_mean_of_integers_and_unknown_dtypes_are_refused(comm: Communicator) -> None:
@@ -419,8 +455,15 @@ def test_mean_of_integers_and_unknown_dtypes_are_refused(comm: Communicator) -> 
         comm.all_reduce([1.0, 2.0])  # type: ignore[call-overload]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="exclude"):
         comm.all_reduce(np.ones(2), view=True, out=np.ones(2))
+    for tensors in (None, 3):
+        with pytest.raises(InvalidArgument, match="a list of tensors"):
+            comm.all_reduce_many(tensors)  # type: ignore[call-overload]  # wrong on purpose
+    with pytest.raises(InvalidArgument, match="a list of tensors"):
+        comm.all_reduce_many([np.ones(1)], out=3)  # type: ignore[call-overload]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="shape"):
         comm.empty((-1,))
+    with pytest.raises(InvalidArgument, match="shape"):
+        comm.empty(("3",))  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="is not supported"):
         comm.empty(3, "float17")
 

@@ -133,6 +133,9 @@ class Link(abc.ABC):
 MAX_CONTROL = 1 << 20
 """Bytes of one control frame at most."""
 
+MAX_FRAME = 4 << 20
+"""Bytes of one data frame at most. Every link takes frames up to here, whatever its own end sends (``max_frame``)."""
+
 LinkAccepted: TypeAlias = "Callable[[Link], LinkEvents]"
 """Called with each new authenticated incoming link; returns who gets its events. May raise to refuse it (aborted)."""
 
@@ -194,7 +197,11 @@ class Authenticator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """What links of one agent are made with. Times in seconds, sizes in bytes."""
+    """What links of one agent are made with. Times in seconds, sizes in bytes.
+
+    Nothing of it must be the same on both sides: ``flows`` is the dialler's choice, ``max_frame`` (up to ``MAX_FRAME``)
+    that of each sender.
+    """
 
     authenticator: Authenticator
     flows: int = 2

@@ -98,6 +98,11 @@ class Engine:
             self._drop_forgotten()
         return out
 
+    @property
+    def idle(self) -> bool:
+        """True where no operation that a local rank submitted is under way, here or (what it sends) for peers."""
+        return not any(group.busy for group in self._groups.values())
+
     def snapshot(self) -> Snapshot:
         """Return what ``status`` shows, as plain data: groups, operations in flight and what each waits for."""
         return take_snapshot(self._context, self._groups, self._memory, self._leases, len(self._early))

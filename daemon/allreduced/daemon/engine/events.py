@@ -58,7 +58,8 @@ class Submitted:
     """A client calls an operation. Ends with exactly one Deliver or Fail for (client, request).
 
     Until then ``source`` (None where this rank gives no data) may be read by kernels and links.
-    ``deadline_at`` is on the engine's clock.
+    ``deadline_at`` is on the engine's clock. ``refused``: the agent cannot take this rank's part. It still counts as
+    a use of the name, or later calls would meet others than they should; the operation fails with it on every rank.
     """
 
     client: int
@@ -70,6 +71,7 @@ class Submitted:
     source: Region | None
     deadline_at: float
     priority: int
+    refused: AllReducedError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,18 @@ class Group:
         """How messages call the group."""
         return f"group {self.key.name!r} of job {self.key.job!r}" if self.key.job else f"group {self.key.name!r}"
 
+    @property
+    def busy(self) -> bool:
+        """True while an operation that a local rank submitted goes on, or one that ended here still uses memory.
+
+        Nobody waits for what a broken group had under way.
+        """
+        if self.error is not None:
+            return False
+        return bool(self.ending) or any(
+            operation.missing < len(operation.submits) for operation in self.operations.values()
+        )
+
     def ended(self, name: str, use: int) -> bool:
         """Return whether every local rank submitted this use already (and the operation is not in flight any more)."""
         uses = self.uses.get(name)

@@ -7,6 +7,7 @@ from operator import itemgetter
 
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import (
+    AllReducedError,
     ClosedError,
     DeadlineExceeded,
     InvalidArgument,
@@ -14,6 +15,8 @@ from allreduced.core.errors import (
     MismatchError,
     ProtocolError,
     RankLost,
+    from_wire,
+    to_wire,
 )
 from allreduced.core.reductions import Reduction
 from allreduced.daemon.engine.group import Group
@@ -45,16 +48,10 @@ def field_text(fingerprint: Fingerprint, field: str) -> str:
     return str(value)
 
 
-def differing_field(one: Fingerprint, other: Fingerprint) -> str:
-    """Return the first field that differs."""
-    return next(field for field in FIELDS if getattr(one, field) != getattr(other, field))
-
-
 def mismatch(operation: Operation, fingerprints: Sequence[tuple[int, Fingerprint]]) -> MismatchError:
     """Return the error for ranks that called one operation differently; ``fingerprints`` are (rank, what it gave)."""
-    first = fingerprints[0][1]
-    other = next(fingerprint for _, fingerprint in fingerprints if fingerprint != first)
-    field = differing_field(first, other)
+    calls = {fingerprint for _, fingerprint in fingerprints}
+    field = next(field for field in FIELDS if len({getattr(fingerprint, field) for fingerprint in calls}) > 1)
     by_rank = {rank: field_text(fingerprint, field) for rank, fingerprint in sorted(fingerprints, key=itemgetter(0))}
     by_value: dict[str, list[int]] = {}
     for rank, value in by_rank.items():
@@ -138,6 +135,15 @@ def too_many(operation: Operation, limit: int) -> LimitExceeded:
     )
 
 
+def too_many_names(group: Group, limit: int) -> LimitExceeded:
+    """Return the error for one name of operations too many."""
+    return LimitExceeded(
+        f"{group.label} has used {limit} different names of operations",
+        limit="limits.names",
+        hint="use one name again and again for the same tensor, for uses are counted; or raise limits.names",
+    )
+
+
 def lease_quota(operation: Operation, held: int, limit: int, setting: str) -> LimitExceeded:
     """Return the error for a client that keeps too many results."""
     return LimitExceeded(
@@ -154,6 +160,14 @@ def bad_frame(operation: Operation, node: str, fault: str) -> ProtocolError:
         f"{operation.group.label}: {operation.label} was given up, node {node!r} {fault}",
         hint="run the same version of allreduced on all nodes; if it is, please report this",
     )
+
+
+def refused(operation: Operation, rank: int, error: AllReducedError) -> AllReducedError:
+    """Return ``error`` as all ranks get it: with the rank whose part the agent could not take."""
+    code, message, hint, facts = to_wire(error)
+    group = operation.group
+    where = f"rank {rank} on node {group.me.node!r}"
+    return from_wire((code, f"{group.label}: {operation.label} of {where} was refused: {message}", hint, facts))
 
 
 def bad_source(operation: Operation, rank: int, given: int, wanted: int) -> InvalidArgument:

@@ -7,7 +7,7 @@ import ipaddress
 import socket
 from typing import TypeAlias
 
-from allreduced.core.addresses import parse_address
+from allreduced.core.addresses import is_numeric, parse_address
 from allreduced.core.errors import ConfigError
 
 SCHEME = "tcp"
@@ -41,7 +41,7 @@ async def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, Sock
 
     :raises OSError: the name is not known.
     """
-    if _is_numeric(host):
+    if is_numeric(host):
         found = socket.getaddrinfo(  # AI_NUMERICHOST: no look-up, does not block
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         )
@@ -58,11 +58,3 @@ def _sockaddr(address: tuple[object, ...]) -> SockAddr:
     if isinstance(flow, int) and isinstance(scope, int):
         return host, port, flow, scope
     return host, port
-
-
-def _is_numeric(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import socket
-import struct
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from allreduced.core.errors import AgentUnavailable, ProtocolError
 from allreduced.transports.base import MAX_CONTROL
 from allreduced.transports.tcp import wire
-
-if TYPE_CHECKING:
-    from allreduced.transports.tcp.link import TcpLink
+from allreduced.transports.tcp.owner import FlowOwner
+from allreduced.transports.tcp.sockets import close_socket
 
 _READ: Final = 64 << 10
 """Bytes read per wake; bounds how long one link holds the loop."""
@@ -25,7 +23,7 @@ _SENDS_PER_WAKE: Final = 16
 class ControlFlow:
     """Reads and writes control frames on one socket. Its link owns it and is told of frames and failures."""
 
-    def __init__(self, link: TcpLink, sock: socket.socket, early: bytes, limit: int) -> None:
+    def __init__(self, link: FlowOwner, sock: socket.socket, early: bytes, limit: int) -> None:
         self._link = link
         self._loop = link.loop
         self._sock = sock
@@ -143,10 +141,3 @@ class ControlFlow:
                 return
             sent -= len(first)
             out.popleft()
-
-
-def close_socket(sock: socket.socket, *, reset: bool) -> None:
-    """Close a socket; with ``reset`` the kernel forgets what it still holds and the peer is told at once."""
-    if reset:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    sock.close()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from allreduced.core.errors import ProtocolError
+from allreduced.transports.base import MAX_FRAME
 from allreduced.transports.outbox import Outgoing, OutgoingFrame
 from allreduced.transports.postings import Posting
 from allreduced.transports.tcp import wire
-from allreduced.transports.tcp.control import close_socket
-
-if TYPE_CHECKING:
-    from allreduced.transports.tcp.link import TcpLink
+from allreduced.transports.tcp.owner import FlowOwner
+from allreduced.transports.tcp.sockets import close_socket
 
 BYTES_PER_WAKE: Final = 2 << 20
 FRAMES_PER_WAKE: Final = 16
@@ -25,7 +24,7 @@ _NOTHING: Final = memoryview(b"")
 class DataFlow:
     """Reads and writes data frames on one socket. Its link owns it and is told of frames and failures."""
 
-    def __init__(self, link: TcpLink, sock: socket.socket, early: bytes) -> None:
+    def __init__(self, link: FlowOwner, sock: socket.socket, early: bytes) -> None:
         self._link = link
         self._loop = link.loop
         self._sock = sock
@@ -153,7 +152,7 @@ class DataFlow:
         link = self._link
         if self._peer_ended:
             raise ProtocolError("data behind the end of a data flow")
-        kind, self._length, serial, self._offset, self._tag = wire.read_data_header(self._header, link.max_frame)
+        kind, self._length, serial, self._offset, self._tag = wire.read_data_header(self._header, MAX_FRAME)
         if kind == wire.END:
             self._peer_ended = True
             self._into = memoryview(self._header)

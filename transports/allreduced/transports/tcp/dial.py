@@ -10,11 +10,12 @@ from allreduced.core.errors import AgentUnavailable, AuthenticationError, Protoc
 from allreduced.transports.base import Handshake, LinkEvents, LinkOptions
 from allreduced.transports.tcp.address import SockAddr, parse, resolve, text
 from allreduced.transports.tcp.authenticate import authenticate
-from allreduced.transports.tcp.link import TcpLink, prepare
+from allreduced.transports.tcp.link import TcpLink
+from allreduced.transports.tcp.sockets import prepare
 
 
 async def dial(address: str, events: LinkEvents, options: LinkOptions) -> TcpLink:
-    """Dial, authenticate, open all flows. See ``Transport.connect``."""
+    """Open the control flow, then all data flows at once. See ``Transport.connect``."""
     host, port = parse(address)
     sockets: list[socket.socket] = []
     link = None
@@ -23,15 +24,22 @@ async def dial(address: str, events: LinkEvents, options: LinkOptions) -> TcpLin
         local = text(sockets[0].getsockname())  # the system forgets it when the peer resets the connection
         control = options.authenticator.dial(b"", 0, options.flows)
         await _authenticate(address, sockets[0], control, options)
-        flows = [(sockets[0], control)]
-        for flow in range(1, options.flows + 1):
-            await _open_data(address, family, target, options, sockets)
+
+        async def open_data(flow: int) -> tuple[socket.socket, bytes]:
+            sock = await _open_data(address, family, target, options, sockets)
             handshake = options.authenticator.dial(control.session, flow, options.flows)
-            await _authenticate(address, sockets[-1], handshake, options)
-            flows.append((sockets[-1], handshake))
+            await _authenticate(address, sock, handshake, options)
+            return sock, handshake.trailing
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                opening = [group.create_task(open_data(flow)) for flow in range(1, options.flows + 1)]
+        except ExceptionGroup as errors:
+            error = errors.exceptions[0]  # one flow that fails fails the link; the others were cancelled
+            raise error from error.__cause__
         link = TcpLink(
             control.peer,
-            [(sock, handshake.trailing) for sock, handshake in flows],
+            [(sockets[0], control.trailing), *(task.result() for task in opening)],
             initiator=True,
             local_address=local,
             remote_address=text(target),
@@ -70,16 +78,17 @@ async def _open_first(
 
 async def _open_data(
     address: str, family: socket.AddressFamily, target: SockAddr, options: LinkOptions, sockets: list[socket.socket]
-) -> None:
+) -> socket.socket:
     try:
-        await _open(family, target, options, options.connect_timeout, sockets)
+        return await _open(family, target, options, options.connect_timeout, sockets)
     except OSError as error:
         _unavailable(address, error)
 
 
 async def _open(
     family: socket.AddressFamily, target: SockAddr, options: LinkOptions, timeout: float, sockets: list[socket.socket]
-) -> None:
+) -> socket.socket:
+    """Return a new connection, which is also appended to ``sockets``."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         prepare(sock, options.max_frame)
@@ -89,6 +98,7 @@ async def _open(
         sock.close()
         raise
     sockets.append(sock)
+    return sock
 
 
 async def _authenticate(address: str, sock: socket.socket, handshake: Handshake, options: LinkOptions) -> None:

@@ -11,32 +11,16 @@ from allreduced.core.errors import ProtocolError
 from allreduced.core.identity import PeerIdentity
 from allreduced.transports.outbox import Outgoing, OutgoingFrame
 from allreduced.transports.postings import Posting
-from allreduced.transports.queued import QueuedLink
 from allreduced.transports.tcp import wire
 from allreduced.transports.tcp.control import ControlFlow
 from allreduced.transports.tcp.data import DataFlow
+from allreduced.transports.tcp.owner import FlowOwner
 
 CONTROL_QUEUE: Final = 64 << 20
 """Bytes of control frames that may wait for a peer that does not read."""
 
-KEEPALIVE_IDLE: Final = 30
-KEEPALIVE_INTERVAL: Final = 10
-KEEPALIVE_COUNT: Final = 3
 
-
-def prepare(sock: socket.socket, max_frame: int) -> None:
-    """Set what every connection between agents is used with."""
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_COUNT)
-    # Little waits in the kernel, so that an urgent frame is not stuck behind what was queued before it.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, max_frame)
-
-
-class TcpLink(QueuedLink):
+class TcpLink(FlowOwner):
     """An authenticated link; ``flows[0]`` is the control socket, each with the bytes that came behind its handshake."""
 
     def __init__(
@@ -67,10 +51,9 @@ class TcpLink(QueuedLink):
         self._bye_received = False
         self._reset = True
 
-    # Told by the flows, from the loop
+    # Told by the flows
 
-    def control_frame(self, kind: int, payload: bytes) -> None:
-        """Take one frame of the control flow."""
+    def control_frame(self, kind: int, payload: bytes) -> None:  # noqa: D102 - see FlowOwner
         if kind != wire.BYE and self._control_ended:
             self.violated(ProtocolError("control frames behind the end of the control flow"))
         elif kind == wire.PAYLOAD:
@@ -85,14 +68,13 @@ class TcpLink(QueuedLink):
         else:
             self.violated(ProtocolError("a goodbye before the end of the link"))
 
-    def control_flushed(self) -> None:
-        """Finish the orderly end once both sides have everything."""
+    def control_flushed(self) -> None:  # noqa: D102 - see FlowOwner
+        # Both sides have everything then: the orderly end is over.
         if self._bye_received and self._bye_sent and self._control.flushed:
             self._reset = False
             self.end(None)
 
-    def control_ended(self, reason: str) -> None:
-        """Take note that the control socket ended or failed."""
+    def control_ended(self, reason: str) -> None:  # noqa: D102 - see FlowOwner
         if self._bye_received:
             # The peer has everything and has told us all it had; it need not wait for our goodbye.
             self._reset = False
@@ -100,23 +82,21 @@ class TcpLink(QueuedLink):
         else:
             self.broken(reason)
 
-    def flow_ended(self) -> None:
-        """Take note that the peer sends nothing more on one of the flows."""
+    def flow_ended(self) -> None:  # noqa: D102 - see FlowOwner
         self._ends_missing -= 1
         self.begin_closing()
         if self._ends_missing == 0 and self.is_alive():
             self._bye_sent = True
             self._control.queue(wire.BYE, b"")
 
-    def frame_sent(self, frame: OutgoingFrame) -> None:
-        """Take note that a frame was given to the kernel."""
+    def frame_sent(self, frame: OutgoingFrame) -> None:  # noqa: D102 - see FlowOwner
         self.stats.frames_sent += 1
         self.stats.bytes_sent += frame.length
         over = self.outbox.finished(frame)
         if over is not None:
             self.tell(self.events.sent, over)
 
-    # What QueuedLink asks for
+    # Asked for by QueuedLink
 
     def _start(self) -> None:
         self._control.start()

@@ -9,11 +9,12 @@ import socket
 from typing import Final
 
 from allreduced.core.errors import AllReducedError, ConfigError, ProtocolError
+from allreduced.core.log_limit import LogLimit
 from allreduced.transports.base import Handshake, LinkAccepted, LinkOptions, Listener
-from allreduced.transports.droplog import DropLog
 from allreduced.transports.tcp.address import SockAddr, parse, resolve, text
 from allreduced.transports.tcp.authenticate import authenticate
-from allreduced.transports.tcp.link import TcpLink, prepare
+from allreduced.transports.tcp.link import TcpLink
+from allreduced.transports.tcp.sockets import prepare
 
 _log = logging.getLogger("allreduced.transports.tcp")
 
@@ -54,7 +55,7 @@ class TcpListener(Listener):
         """Connections that are not authenticated yet, oldest first."""
         self._assemblies: dict[bytes, _Assembly] = {}
         """Authenticated links without all of their data flows, oldest first. As bounded as unfinished handshakes."""
-        self._drops = DropLog(_log)
+        self._drops = LogLimit(_log)
         self._paused: asyncio.TimerHandle | None = None
         self._open = True
         self._loop.add_reader(self._fd, self._acceptable)
@@ -179,7 +180,7 @@ class TcpListener(Listener):
         return True
 
     def _drop(self, source: str, reason: str) -> None:
-        self._drops.dropped(self._loop.time(), source, reason)
+        self._drops.warning("event=connection_dropped from=%s reason=%r", source, reason)
 
 
 async def listen(address: str, accepted: LinkAccepted, options: LinkOptions) -> TcpListener:

@@ -60,7 +60,5 @@ def read_data_header(data: bytes | bytearray, longest: int) -> tuple[int, int, i
     if magic != _DATA_MAGIC or zero or kind > END or (kind == PAYLOAD) != (length > 0):
         raise ProtocolError("bytes on a data flow that are no data frame")
     if length > longest:
-        raise ProtocolError(
-            f"a data frame of {length} bytes, {longest} are allowed", hint="use one max_frame on all nodes"
-        )
+        raise ProtocolError(f"a data frame of {length} bytes, {longest} are allowed")
     return kind, length, posting, offset, tag

@@ -1,0 +1,46 @@
+"""What the parts of the memberships share: who this node is, who can be reached, which groups there are."""
+
+from __future__ import annotations
+
+from allreduced.core.identity import GroupKey
+from allreduced.daemon.membership.actions import Action, SendFrame
+from allreduced.daemon.membership.gathering import Claim
+from allreduced.daemon.membership.instance import Instance, State
+from allreduced.protocol.peer import MembershipFrame
+
+
+class Scene:
+    """The state of one node's memberships, and the actions made so far during one event.
+
+    ``peers``: incarnation of each agent that can be reached. ``instances``: by number, proposed ones too.
+    ``ignored`` counts frames that made no sense.
+    """
+
+    def __init__(self, node: str, incarnation: int) -> None:
+        self.node = node
+        self.incarnation = incarnation
+        self.peers: dict[str, int] = {}
+        self.instances: dict[int, Instance] = {}
+        self.ignored = 0
+        self.out: list[Action] = []
+
+    def tell_peers(self, frame: MembershipFrame) -> None:
+        """Send a frame to every agent that can be reached."""
+        self.out.extend(SendFrame(node, frame) for node in self.peers)
+
+    def tell_members(self, instance: Instance, frame: MembershipFrame, but: str = "") -> None:
+        """Send a frame to the other members that can be reached, except the node ``but``."""
+        for node, incarnation in instance.others():
+            if node != but and self.peers.get(node) == incarnation:
+                self.out.append(SendFrame(node, frame))
+
+    def unreached(self, instance: Instance) -> list[str]:
+        """Return the other members that have no link here, or one to another start of their agent."""
+        return [node for node, incarnation in instance.others() if self.peers.get(node) != incarnation]
+
+    def running_holder(self, key: GroupKey, rank: int) -> Claim | None:
+        """Return the claim of this node's that holds the rank in a running group, if one does."""
+        for instance in self.instances.values():
+            if instance.state is State.RUNNING and instance.form.key == key and rank in instance.local:
+                return instance.local[rank]
+        return None
