@@ -11,6 +11,8 @@ from allreduced.core.errors import AgentUnavailable, ProtocolError
 from allreduced.transports.base import MAX_FRAME
 
 FRAME = 64 << 10
+_NO_RESERVE = 0x4000
+"""MAP_NORESERVE of Linux, which Python 3.11 does not name."""
 
 
 @pytest.mark.parametrize("flows", [1, 2, 5])
@@ -42,6 +44,26 @@ async def test_sends_of_all_sizes_land_at_their_offsets(endpoint: Endpoint, flow
         assert (pair.far.stats.frames_received, pair.far.stats.bytes_received) == (frames, total)
         assert pair.far.stats.frames_unclaimed == 0
         assert pair.far_events.cancelled == []
+
+
+async def test_offsets_beyond_4_gib(endpoint: Endpoint) -> None:
+    # Only the pages that are touched exist.
+    size, border = 9 << 30, 1 << 32
+    places = [0, border - FRAME // 2, border + FRAME, size - FRAME]
+    with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE) as memory:
+        async with endpoint.pair(flows=2, max_frame=FRAME) as pair:
+            target = memoryview(memory)
+            token = pair.far.post_receive(1, target)
+            target.release()
+            for send, place in enumerate(places):
+                pair.near.send(send, token, place, memoryview(pattern(FRAME, send)))
+            await pair.far_events.until_bytes(1, FRAME * len(places))
+            assert sorted(offset for _, offset, _, _ in pair.far_events.pieces) == places
+            for send, place in enumerate(places):
+                assert memory[place : place + FRAME] == pattern(FRAME, send)
+            assert memory[border - FRAME : border - FRAME // 2] == bytes(FRAME // 2)
+            pair.far.cancel_receive(1)
+            await pair.far_events.until(lambda: pair.far_events.cancelled == [1])
 
 
 async def test_both_directions_at_once(endpoint: Endpoint) -> None:

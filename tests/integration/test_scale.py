@@ -175,7 +175,7 @@ async def test_memory_of_clients_that_die_with_views_comes_back(start_agent: Sta
 
 async def test_two_nodes_that_want_memory_in_opposite_order_both_get_it(start_agent: StartAgent) -> None:
     # Inputs and the slots of small ones take most of it, so that there is room for the results of a few calls only.
-    agents = two_agents(start_agent, ALLREDUCED_LIMITS_ARENA_BYTES="28MiB")
+    agents = two_agents(start_agent, ALLREDUCED_LIMITS_ARENA_BYTES="28MiB", ALLREDUCED_ENGINE_TILE_BYTES="256KiB")
     async with asyncio.timeout(BOUND), group(agents, 2) as ranks:
         inputs = [[np.full(MIB // 4, 10 * index + rank.rank, "float32") for index in range(12)] for rank in ranks]
         for _ in range(3):

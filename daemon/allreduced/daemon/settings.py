@@ -92,7 +92,7 @@ class Limits(Section, frozen=True):
     clients: Annotated[Count, Meta(description="connected clients")] = 1024
     requests: Annotated[Count, Meta(description="requests in flight of one client")] = 4096
     operations: Annotated[Count, Meta(description="operations in flight of one group")] = 4096
-    names: Annotated[Count, Meta(description="different names of operations in one group")] = 1 << 20
+    names: Annotated[Count, Meta(description="different names of operations in use in one group")] = 1 << 20
     inline: Annotated[Size, Meta(ge=1, le=64 << 10, description="bytes of a tensor that travels in messages")] = 8 << 10
     inline_bytes: Annotated[Size, Meta(ge=1, description="all small inputs in flight")] = 64 << 20
     lease_bytes: Annotated[Size, Meta(ge=1, description="results that one client may hold on to")] = 1 << 30

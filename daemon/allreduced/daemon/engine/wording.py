@@ -138,7 +138,7 @@ def too_many(operation: Operation, limit: int) -> LimitExceeded:
 def too_many_names(group: Group, limit: int) -> LimitExceeded:
     """Return the error for one name of operations too many."""
     return LimitExceeded(
-        f"{group.label} has used {limit} different names of operations",
+        f"{group.label} has {limit} different names of operations in use",
         limit="limits.names",
         hint="use one name again and again for the same tensor, for uses are counted; or raise limits.names",
     )
