@@ -15,23 +15,23 @@ from allreduced.daemon.engine.limits import Limits
 KIB = 1024
 
 
-@over_seeds(40)
+@over_seeds(20)
 def test_operations_wait_for_memory_that_something_else_takes(seed: int) -> None:
     rng = random.Random(seed)
-    limits = Limits(inline_bytes=64, arena_bytes=120 * KIB, scratch_bytes=40 * KIB, arena_chunk=4096)
+    limits = Limits(inline_bytes=64, arena_bytes=100 * KIB, scratch_bytes=24 * KIB, arena_chunk=16 * KIB)
     cluster = Cluster(seed, random_layouts(rng), limits)
 
     def change(node: SimulatedNode) -> None:
-        other, node.other_bytes = node.other_bytes, rng.choice((0, 20, 50)) * KIB
+        other, node.other_bytes = node.other_bytes, rng.choice((0, 20, 36)) * KIB
         if node.other_bytes < other:
             node.tell(RoomMade())
 
     for node in cluster.nodes.values():
-        node.other_bytes = 50 * KIB
+        node.other_bytes = 36 * KIB
         for _ in range(5):
             cluster.agenda.at(rng.random() * 30e-3, partial(change, node))
-    planned = plan(cluster, rng, 20)
-    requests = submit_all(cluster, rng, planned, span=rng.choice((1e-3, 2e-2)))
+    planned = plan(cluster, rng, 40)
+    requests = submit_all(cluster, rng, planned, span=1e-3)
     cluster.run()
     check_results(cluster, planned, requests)
     cluster.close()
