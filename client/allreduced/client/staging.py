@@ -128,8 +128,10 @@ class Staging:
         for source in part.sources:
             if source.size == 0:
                 continue
+            if not source.flags.c_contiguous:
+                return None
             address: int = source.__array_interface__["data"][0]
-            if not source.flags.c_contiguous or (start >= 0 and address != end):
+            if start >= 0 and address != end:
                 return None
             start = address if start < 0 else start
             end = address + source.nbytes
@@ -153,6 +155,11 @@ class Staging:
             self._waiting = ArenaRequest(0, nbytes)
             self._ask(self._waiting)
         return block
+
+    def release_idle(self) -> None:
+        """Give all arenas back that are only kept for later."""
+        for arena in self._pool.surplus(0):
+            self._outbox.send(ReleaseArena(arena))
 
     def _ask(self, request: ArenaRequest, *, frugal: bool = False) -> None:
         for arena in self._pool.surplus(0) if frugal else self._pool.surplus():

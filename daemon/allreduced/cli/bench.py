@@ -9,7 +9,7 @@ import platform
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from allreduced.cli.arguments import Subparsers, count, factor, nbytes, positive_int
+from allreduced.cli.arguments import Subparsers, add_job_shape, count, factor, nbytes, positive_int
 from allreduced.cli.console import say
 from allreduced.cli.table import Column, Table
 from allreduced.core.errors import ConfigError
@@ -43,8 +43,7 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--nodes", type=positive_int, default=1, metavar="H", help="agents to start (default: %(default)s)")
-    add("--ranks-per-node", type=positive_int, default=4, metavar="N", help="ranks per agent (default: %(default)s)")
+    add_job_shape(parser, nodes=1, ranks_per_node=4)
     add("-b", "--begin", type=nbytes, default="8", metavar="SIZE", help="first size in bytes (default: %(default)s)")
     add("-e", "--end", type=nbytes, default="64M", metavar="SIZE", help="last size in bytes (default: %(default)s)")
     add("-f", "--factor", type=factor, default=2, metavar="F", help="from one size to the next (default: %(default)s)")

@@ -22,7 +22,7 @@ from allreduced.daemon.kernel_port import Kernels
 from allreduced.daemon.lazy_timer import LazyTimer
 from allreduced.daemon.membership import actions as membership_actions
 from allreduced.daemon.membership import events as membership_events
-from allreduced.daemon.ports import ClientPort, EnginePort, MembershipPort, PeerPort
+from allreduced.daemon.ports import ClientPort, EnginePort, MembershipPort, PeerPort, Result
 from allreduced.protocol.peer import Grant, MoreGrants, OperationFrame, Ready
 from allreduced.transports.base import Link
 
@@ -345,18 +345,17 @@ class Driver:
         if region is not None and not action.lease:
             data = self._arenas.view(region)
         leased = region if action.lease else None
-        self._clients.delivered(
-            action.client,
-            action.request,
-            data=data,
-            arena=leased.buffer if leased is not None else -1,
-            offset=leased.offset if leased is not None else 0,
-            nbytes=region.nbytes if region is not None else 0,
-            lease=action.lease,
-            participants=action.participants,
-            algorithm=action.algorithm,
-            elapsed=action.elapsed,
+        result = Result(
+            data,
+            leased.buffer if leased is not None else -1,
+            leased.offset if leased is not None else 0,
+            region.nbytes if region is not None else 0,
+            action.lease,
+            action.participants,
+            action.algorithm,
+            action.elapsed,
         )
+        self._clients.delivered(action.client, action.request, result)
         if data is not None:
             data.release()
 

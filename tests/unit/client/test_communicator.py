@@ -170,7 +170,8 @@ def test_out_may_be_the_input_and_need_not_be_contiguous(comm: Communicator) -> 
     [
         (np.zeros(4), r"out has shape \(4,\), the result has \(3,\)"),
         (np.zeros(3, np.float32), "out has dtype float32, the result has float64"),
-        (np.broadcast_to(np.zeros(1), (3,)), "out is read-only"),
+        (np.broadcast_to(np.zeros(1), (3,)), "out has elements that share memory"),
+        (np.frombuffer(bytes(24)), "out is read-only"),
     ],
 )
 def test_an_out_that_does_not_fit_is_refused(comm: Communicator, out: np.ndarray, text: str) -> None:
@@ -338,6 +339,17 @@ def test_all_reduce_many_packs_each_dtype(agent: FakeAgent, comm: Communicator) 
     submits = [message for message in agent.seen if isinstance(message, Submit)]
     assert [(submit.name, submit.count) for submit in submits] == [("grads", 6 + LARGE + 1), ("grads/int64", 4)]
     assert submits[0].shape == submits[1].shape == "(2, 3);(4,);(100000,);()"
+
+
+def test_all_reduce_many_takes_any_collection_but_no_single_array(agent: FakeAgent, comm: Communicator) -> None:
+    gradients = {"w": np.ones(3), "b": np.zeros(1)}
+    assert [list(x) for x in comm.all_reduce_many(gradients.values())] == [[1, 1, 1], [0]]  # type: ignore[call-overload]
+    for bad in (np.ones((2, 3)), 5.0, None):
+        with pytest.raises(InvalidArgument, match="it must be a list of tensors"):
+            comm.all_reduce_many(bad)  # type: ignore[call-overload]  # wrong on purpose
+    with pytest.raises(InvalidArgument, match="out is a ndarray"):
+        comm.all_reduce_many([np.ones(3)], out=np.ones((1, 3)))  # type: ignore[call-overload]  # wrong on purpose
+    assert agent.count(Submit) == 1
 
 
 def test_all_reduce_many_in_place_and_as_views(agent: FakeAgent, comm: Communicator) -> None:

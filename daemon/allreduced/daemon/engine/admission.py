@@ -7,6 +7,8 @@ operations never hold halves that the other one waits for, whatever the order in
 
 from __future__ import annotations
 
+from math import inf
+
 from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import SendFrame
 from allreduced.daemon.engine.context import Context
@@ -228,6 +230,8 @@ class Admission:
 
     def _start(self, operation: Operation) -> None:
         """Begin: every member is ready and all fingerprints agree."""
+        if operation.disputed < inf:
+            return
         execution = operation.execution
         if execution is None:
             self._ending.deliver(operation)
