@@ -77,7 +77,7 @@ def test_the_long_name_of_the_secret_beats_the_short_one() -> None:
         ("[engine\n", "agent.toml", "no TOML"),
         ("[failure]\nfailure_timeout = 0.0\n", "agent.toml: $.failure.failure_timeout", "0.2"),
         ('[peers]\nlisten = "tcp://nowhere"\n', "agent.toml: $.peers.listen", "no port"),
-        ('[limits]\narena_bytes = "1MiB"\n', "agent.toml: $.limits.arena_bytes", "at least 16MiB"),
+        ('[limits]\narena_bytes = "1MiB"\n', "agent.toml: $.limits.arena_bytes", "at least 32MiB"),
     ],
 )
 def test_a_wrong_setting_says_where_and_what_is_allowed(text: str, path: str, said: str) -> None:
