@@ -5,8 +5,9 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard daemon/native/*)
 TORCH ?= torch==2.13.0
+JAX ?= jax==0.10.2
 
-.PHONY: help demo test check test-native test-frameworks bench bench-quick format wheel clean
+.PHONY: help demo test check test-native test-frameworks bench bench-quick docs format wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -35,8 +36,9 @@ test-native: $(VENV)/.installed ## kernels under the address and undefined-behav
 	$(VENV)/bin/cmake --build build/native-tests
 	$(VENV)/bin/ctest --test-dir build/native-tests --output-on-failure
 
-test-frameworks: $(VENV)/.installed ## launchers of other frameworks: torchrun (installs PyTorch)
+test-frameworks: $(VENV)/.installed ## torchrun, tensors of PyTorch and JAX (installs both)
 	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install -q '$(TORCH)'
+	$(PY) -c 'import jax' 2>/dev/null || $(PY) -m pip install -q '$(JAX)'
 	$(PY) -m pytest tests/frameworks
 
 LIMITS := $(addprefix build/limits/,memory exchange server)
@@ -54,6 +56,9 @@ bench: bench-ready ## speed beside Gloo and physical limits, under 15 minutes (i
 
 bench-quick: bench-ready ## the same with fewer calls, within 2 minutes
 	$(PY) -m benchmarks.compare --quick
+
+docs: $(VENV)/.installed ## write docs/configuration.md from the schema of the settings
+	$(PY) tools/configuration_reference.py
 
 format: $(VENV)/.installed ## format the Python code
 	$(VENV)/bin/ruff format .

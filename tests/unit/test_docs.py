@@ -2,40 +2,53 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
-
-from msgspec import Meta
 
 from allreduced.core import errors
 from allreduced.daemon.settings import Settings
 from allreduced.schedules.select import ALGORITHMS, TABLE
 
 ROOT = Path(__file__).parents[2]
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 
 
-def settings_table() -> str:
-    lines = ["| setting | default | meaning |", "|---|---|---|"]
-    shown = tomllib.loads(Settings().describe())
-    for section, keys in shown.items():
-        hints = get_type_hints(type(getattr(Settings(), section)), include_extras=True)
-        for key in type(getattr(Settings(), section)).__struct_fields__:
-            meta = [item for item in getattr(hints[key], "__metadata__", ()) if isinstance(item, Meta)]
-            text = next((item.description for item in meta if item.description), "")
-            if get_origin(hints[key]) is Literal:
-                text = "one of " + ", ".join(get_args(hints[key]))
-            default = str(keys.get(key, "")).replace("True", "true").replace("False", "false")
-            lines.append(f"| `{section}.{key}` | {f'`{default}`' if default and default != '[]' else ''} | {text} |")
-    return "\n".join(lines)
+def test_the_configuration_page_is_what_make_docs_writes() -> None:
+    spec = importlib.util.spec_from_file_location("configuration_reference", ROOT / "tools/configuration_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.PAGE.read_text(encoding="utf-8") == tool.page(), "run `make docs`"
 
 
-def test_the_guide_lists_every_setting_with_its_default() -> None:
-    _, _, rest = GUIDE.partition("<!-- settings -->\n")
-    listed, _, _ = rest.partition("\n<!-- /settings -->")
-    assert listed == settings_table(), "put the right-hand side between the marks of docs/guide.md"
+def test_the_configuration_page_tells_the_meaning_of_every_setting() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", CONFIGURATION, flags=re.MULTILINE)
+    sections = (getattr(Settings(), name) for name in Settings.__struct_fields__)
+    assert [key for key, _ in rows] == [key for section in sections for key in section.__struct_fields__]
+    assert all(meaning.strip() for _, meaning in rows)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    anchors = {
+        page: {
+            re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+            for heading in re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        }
+        for page in pages
+    }
+    for page in pages:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            if target.startswith("https://"):
+                continue
+            file, _, anchor = target.partition("#")
+            found = (page.parent / file).resolve() if file else page
+            assert found.exists(), (page.name, target)
+            assert not anchor or anchor in anchors[found], (page.name, target)
 
 
 def test_the_guide_explains_every_error_that_users_meet() -> None:

@@ -9,6 +9,7 @@ the caller's type again, that of ml_dtypes or of torch.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
@@ -16,13 +17,13 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, runtime_ch
 import numpy as np
 import numpy.typing as npt
 
+from allreduced.client.dlpack import DLPack, read_dlpack
+from allreduced.client.overlap import overlaps_itself
 from allreduced.core.dtypes import DType, parse_dtype
 from allreduced.core.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer, CapsuleType
-
-Array: TypeAlias = "npt.NDArray[np.generic]"
+    from typing_extensions import Buffer
 
 
 class TorchTensor(Protocol):
@@ -52,19 +53,7 @@ class ArrayInterface(Protocol):
         ...
 
 
-@runtime_checkable
-class DLPack(Protocol):
-    """Anything that exports DLPack."""
-
-    def __dlpack__(self, *, stream: None = None) -> CapsuleType:
-        """Return the capsule."""
-        ...
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Return the device."""
-        ...
-
-
+Array: TypeAlias = "npt.NDArray[np.generic]"
 Foreign: TypeAlias = "ArrayInterface | DLPack | Buffer"
 TensorLike: TypeAlias = "Array | TorchTensor | Foreign"
 TorchT = TypeVar("TorchT", bound=TorchTensor)
@@ -102,6 +91,10 @@ def read_tensor(value: object, *, what: str = "x") -> Tensor:
     """
     if _is_torch(value):
         return _from_torch(value, what)
+    if not isinstance(value, np.ndarray | ArrayInterface) and isinstance(value, DLPack):
+        array, dtype = read_dlpack(value, what)
+        elements = _numpy_bfloat16(what) if dtype is DType.BFLOAT16 else None
+        return Tensor(array, dtype, Kind(torch=False, elements=elements))
     array = _as_array(value, what)
     dtype = _KNOWN.get(array.dtype) or _read_dtype(array.dtype, what)
     if dtype is DType.BFLOAT16:
@@ -120,7 +113,7 @@ def _read_dtype(found: np.dtype[np.generic], what: str) -> DType:
             f"{what} is not in this machine's byte order ({found.str})",
             hint="convert it first: x.astype(x.dtype.newbyteorder('='))",
         )
-    return parse_dtype(found.name)
+    return parse_dtype(found.name, what=what)
 
 
 def read_out(value: object, like: Tensor, *, what: str = "out") -> Array:
@@ -133,6 +126,11 @@ def read_out(value: object, like: Tensor, *, what: str = "out") -> Array:
         raise InvalidArgument(f"{what} has shape {out.array.shape}, the result has {like.array.shape}")
     if out.dtype is not like.dtype:
         raise InvalidArgument(f"{what} has dtype {out.dtype.label}, the result has {like.dtype.label}")
+    # Before the flag is asked for: NumPy warns of it on broadcast arrays.
+    if overlaps_itself(out.array):
+        raise InvalidArgument(
+            f"{what} has elements that share memory", hint="give one in which each has its own: np.empty_like(x)"
+        )
     if not out.array.flags.writeable:
         raise InvalidArgument(f"{what} is read-only", hint="give a writable array, or leave it out to get a new one")
     return out.array
@@ -149,29 +147,37 @@ def in_kind(array: Array, dtype: DType, kind: Kind) -> object:
 
 
 def _as_array(value: object, what: str) -> Array:
+    if type(value) is np.ndarray:
+        return value
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidArgument(f"{what} is a masked array, and a mask cannot be reduced", hint="give x.filled(0)")
-    if isinstance(value, np.ndarray):
-        return value
-    if isinstance(value, ArrayInterface):
-        # Of the caller's memory, never a copy; NumPy scalars come along here as arrays without dimensions.
-        return np.asarray(value)
-    if isinstance(value, DLPack):
-        kind, _ = value.__dlpack_device__()
-        if kind != 1:
-            raise InvalidArgument(f"{what} is not in the memory of the CPU", hint="copy it to the CPU first")
-        try:
-            return np.from_dlpack(value)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise InvalidArgument(f"{what} cannot be read through DLPack: {error}") from error
     try:
+        if isinstance(value, ArrayInterface):
+            # Of the caller's memory, never a copy. Subclasses of NumPy's array become plain ones; NumPy's scalars
+            # come along here as arrays without dimensions.
+            return np.asarray(value)
         view = memoryview(cast("bytes", value))
-    except TypeError:
+    except TypeError as error:
         raise InvalidArgument(
             f"{what} is a {type(value).__name__}, which is no tensor",
             hint="give a NumPy array, a torch tensor, or an object with the buffer protocol, such as np.asarray(x)",
+        ) from error
+    except ValueError as error:
+        raise InvalidArgument(f"{what} cannot be read as an array: {error}") from error
+    try:
+        return np.asarray(view)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{what} cannot be read as an array: {error}") from error
+
+
+def _numpy_bfloat16(what: str) -> np.dtype[np.generic]:
+    try:
+        found: np.dtype[np.generic] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+    except ModuleNotFoundError:
+        raise InvalidArgument(
+            f"{what} is bfloat16, and NumPy has no such type for the result", hint="pip install ml_dtypes"
         ) from None
-    return np.asarray(view)
+    return found
 
 
 def _is_torch(value: object) -> bool:
@@ -184,8 +190,9 @@ def _from_torch(value: object, what: str) -> Tensor:
     device = str(getattr(getattr(value, "device", None), "type", "cpu"))
     if device != "cpu":
         raise InvalidArgument(f"{what} is on device {device!r}", hint="move it to the CPU first: x.cpu()")
-    dtype = parse_dtype(str(getattr(value, "dtype", "")).removeprefix("torch."))
+    dtype = parse_dtype(str(getattr(value, "dtype", "")).removeprefix("torch."), what=what)
     try:
+        # Not for autograd, as in torch.distributed: neither what is read here nor what is written to an ``out``.
         tensor = value.detach()  # type: ignore[attr-defined]  # torch ships no stub we may import
         array: Array
         if dtype is DType.BFLOAT16:  # which .numpy() refuses
@@ -193,5 +200,8 @@ def _from_torch(value: object, what: str) -> Tensor:
         else:
             array = tensor.numpy()
     except (RuntimeError, TypeError) as error:
-        raise InvalidArgument(f"{what} cannot be read as an array: {error}", hint="give a dense tensor") from error
+        raise InvalidArgument(
+            f"{what} cannot be read as an array: {error}",
+            hint="give a dense tensor with values of its own: x.to_dense(), x.resolve_conj()",
+        ) from error
     return Tensor(array, dtype, Kind(torch=True))

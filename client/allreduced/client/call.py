@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from allreduced.client.arguments import check_deadline, check_text, whole
 from allreduced.client.arrays import Array, Tensor, read_out, read_tensor
 from allreduced.client.operation import Operation, Part, Sink
+from allreduced.client.overlap import Use, find_conflict
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import InvalidArgument
 from allreduced.core.limits import check_name
@@ -103,6 +104,8 @@ def all_reduce_many(
         target = None if out is None else out[index]
         sink = _sink(index, tensor, target, view, what=f"out[{index}]")
         sinks.setdefault(tensor.dtype, []).append((tensor, sink))
+    if out is not None:
+        _check_overlap(given, [sink for pairs in sinks.values() for _, sink in pairs])
     # Every part tells all shapes, so that lists which differ anywhere are a mismatch and not a wait for the deadline.
     shape = shapes_text(tensor.array.shape for tensor in given)
     parts: list[Part] = []
@@ -132,6 +135,26 @@ def all_reduce_many(
         priority=priority,
         algorithm=algorithm,
     )
+
+
+def _check_overlap(tensors: Sequence[Tensor], sinks: Sequence[Sink]) -> None:
+    """Check that no result would overwrite another, nor a tensor that is not read yet.
+
+    Tensors of one dtype are read together, before the first of their results is written; those of another may not be.
+
+    :raises InvalidArgument: memory is shared; names who shares it.
+    """
+    uses = [
+        Use(f"out[{sink.index}]", sink.out, written=True, order=tensors[sink.index].dtype)
+        for sink in sinks
+        if sink.out is not None
+    ]
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        uses += [Use(f"tensors[{at}]", tensor.array, False, tensor.dtype) for at, tensor in enumerate(tensors)]
+    conflict = find_conflict(uses)
+    if conflict is not None:
+        names = " and ".join(sorted(use.what for use in conflict))
+        raise InvalidArgument(f"{names} share memory", hint="give each result memory of its own")
 
 
 def _listed(what: str, value: Sequence[object]) -> list[object]:

@@ -128,8 +128,10 @@ class Staging:
         for source in part.sources:
             if source.size == 0:
                 continue
+            if not source.flags.c_contiguous:
+                return None
             address: int = source.__array_interface__["data"][0]
-            if not source.flags.c_contiguous or (start >= 0 and address != end):
+            if start >= 0 and address != end:
                 return None
             start = address if start < 0 else start
             end = address + source.nbytes

@@ -88,15 +88,16 @@ _ITEMSIZE = {
 _BY_LABEL = {dtype.label: dtype for dtype in DType}
 
 
-def parse_dtype(label: str) -> DType:
-    """Return the element type named ``label``.
+def parse_dtype(label: str, *, what: str = "") -> DType:
+    """Return the element type named ``label``; ``what`` names the tensor in the error.
 
     :raises InvalidArgument: the name is not in the table; the message lists the table.
     """
     try:
         return _BY_LABEL[label]
     except KeyError:
+        subject = f"{what}: dtype" if what else "dtype"
         raise InvalidArgument(
-            f"dtype {label!r} is not supported; there are {', '.join(_BY_LABEL)}",
+            f"{subject} {label!r} is not supported; there are {', '.join(_BY_LABEL)}",
             hint="convert the tensor first, for example x.astype('float32')",
         ) from None

@@ -35,8 +35,10 @@ class Agent(Section, frozen=True):
 
     node: Annotated[str, Meta(max_length=255, description="unique name of this node; empty: its host name")] = ""
     socket: Annotated[str, Meta(description="path, or @name, of the clients' socket; empty: the usual place")] = ""
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"
-    loop: Literal["auto", "uvloop", "asyncio"] = "auto"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="least severe line that is logged")
+    ] = "warning"
+    loop: Annotated[Literal["auto", "uvloop", "asyncio"], Meta(description="event loop; auto: asyncio's")] = "auto"
 
 
 class StaticPeer(Section, frozen=True):
@@ -84,20 +86,22 @@ class Limits(Section, frozen=True):
     arena_bytes_per_client: Annotated[
         Size, Meta(ge=0, description="inputs of one client; 0: what all inputs may take")
     ] = 0
-    arenas_per_client: Count = 1024
-    clients: Count = 1024
+    arenas_per_client: Annotated[Count, Meta(description="pieces of shared memory that one client's inputs are in")] = (
+        1024
+    )
+    clients: Annotated[Count, Meta(description="connected clients")] = 1024
     requests: Annotated[Count, Meta(description="requests in flight of one client")] = 4096
     operations: Annotated[Count, Meta(description="operations in flight of one group")] = 4096
     names: Annotated[Count, Meta(description="different names of operations in one group")] = 1 << 20
     inline: Annotated[Size, Meta(ge=1, le=64 << 10, description="bytes of a tensor that travels in messages")] = 8 << 10
     inline_bytes: Annotated[Size, Meta(ge=1, description="all small inputs in flight")] = 64 << 20
     lease_bytes: Annotated[Size, Meta(ge=1, description="results that one client may hold on to")] = 1 << 30
-    leases: Count = 4096
+    leases: Annotated[Count, Meta(description="the same, in number")] = 4096
     outgoing_bytes: Annotated[Size, Meta(ge=1 << 20, description="what waits for a client that does not read")] = (
         64 << 20
     )
-    outgoing_messages: Count = 1 << 16
-    hello_timeout: Seconds = 5.0
+    outgoing_messages: Annotated[Count, Meta(description="the same, in number")] = 1 << 16
+    hello_timeout: Annotated[Seconds, Meta(description="seconds in which a new connection must say who it is")] = 5.0
     pending_handshakes: Annotated[Count, Meta(description="connections of strangers at once")] = 64
 
 

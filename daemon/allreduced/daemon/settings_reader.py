@@ -167,8 +167,9 @@ def _unknown(what: str, name: str, valid: Sequence[str], where: str) -> ConfigEr
 
 
 def _allowed(hint: object) -> str:
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(str(value) for value in get_args(hint))
+    plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if get_origin(plain) is Literal:
+        return "one of " + ", ".join(str(value) for value in get_args(plain))
     return ", ".join(meta.description for meta in metas_of(hint) if meta.description)
 
 

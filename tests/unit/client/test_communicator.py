@@ -170,7 +170,8 @@ def test_out_may_be_the_input_and_need_not_be_contiguous(comm: Communicator) -> 
     [
         (np.zeros(4), r"out has shape \(4,\), the result has \(3,\)"),
         (np.zeros(3, np.float32), "out has dtype float32, the result has float64"),
-        (np.broadcast_to(np.zeros(1), (3,)), "out is read-only"),
+        (np.broadcast_to(np.zeros(1), (3,)), "out has elements that share memory"),
+        (np.frombuffer(bytes(24)), "out is read-only"),
     ],
 )
 def test_an_out_that_does_not_fit_is_refused(comm: Communicator, out: np.ndarray, text: str) -> None:
