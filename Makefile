@@ -54,7 +54,7 @@ bench-ready: $(VENV)/.installed $(LIMITS)
 bench: bench-ready ## speed beside Gloo and physical limits, under 15 minutes (installs PyTorch)
 	$(PY) -m benchmarks.compare
 
-bench-quick: bench-ready ## the same with fewer calls, about 2 minutes
+bench-quick: bench-ready ## the same with fewer calls, within 2 minutes
 	$(PY) -m benchmarks.compare --quick
 
 docs: $(VENV)/.installed ## write docs/configuration.md from the schema of the settings

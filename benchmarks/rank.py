@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
-import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from benchmarks.count import agent_pid
 from benchmarks.rows import ROWS, Gloo, Row
 
 from allreduced.client import Communicator, connect
@@ -77,10 +75,7 @@ def timed(fill: Callable[[], None], barrier: Callable[[], None], call: Callable[
 
 def agent_memory() -> int:
     """Return KiB that this node's agent has beside shared arenas: its own pages and its scratch."""
-    name = os.environ["ALLREDUCED_SOCKET"]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect("\0" + name[1:] if name.startswith("@") else name)
-        pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid = agent_pid()
     fields = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("Rss")
     )

@@ -6,9 +6,13 @@
 //   Partial     the element whose memory holds an accumulated value without loss; itself unless it is narrower
 //   kItemBytes  bytes of one element in memory
 //   kLanes      elements of one Vector
-//   load, store between memory at any address and a Vector
+//   load, store, stream: between memory at any address and a Vector
 // and the operations that it supports do the rest.
 #pragma once
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 
 #include <cstddef>
 #include <cstdint>
@@ -37,6 +41,28 @@ inline V load_vector(const unsigned char* at) {
     return value;
 }
 
+// Stores a vector at a multiple of its size without reading its cache line first.
+template <class V>
+inline void stream_vector(unsigned char* at, V value) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof value == 64) return _mm512_stream_si512(reinterpret_cast<__m512i*>(at), (__m512i)value);
+#endif
+#if defined(__AVX2__)
+    if constexpr (sizeof value == 32) return _mm256_stream_si256(reinterpret_cast<__m256i*>(at), (__m256i)value);
+#endif
+#if defined(__SSE2__)
+    if constexpr (sizeof value == 16) return _mm_stream_si128(reinterpret_cast<__m128i*>(at), (__m128i)value);
+#endif
+    __builtin_memcpy(at, &value, sizeof value);
+}
+
+// Orders streamed stores before everything that other threads see later.
+inline void stream_end() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
 template <class T>
 struct Plain {
     using Partial = Plain;
@@ -47,6 +73,7 @@ struct Plain {
 
     static Vector load(const unsigned char* at) { return load_vector<Vector>(at); }
     static void store(unsigned char* at, Vector value) { __builtin_memcpy(at, &value, sizeof value); }
+    static void stream(unsigned char* at, Vector value) { stream_vector(at, value); }
 };
 
 using Float32 = Plain<float>;

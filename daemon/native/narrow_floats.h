@@ -33,6 +33,7 @@ struct NarrowFloat {
         const typename Conversion::Narrow narrow = Conversion::narrow(value);
         __builtin_memcpy(at, &narrow, sizeof narrow);
     }
+    static void stream(unsigned char* at, Vector value) { stream_vector(at, Conversion::narrow(value)); }
 };
 
 #if defined(__AVX512F__)

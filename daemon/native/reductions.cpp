@@ -47,7 +47,7 @@ ALLREDUCED_INLINE typename L::Vector load(const unsigned char* source, bool part
 }
 
 // Reduces kVectors vectors from `element` on. kSources is the number of sources, or 0 to take `source_count`.
-template <class L, class Op, std::size_t kSources, std::size_t kVectors>
+template <class L, class Op, std::size_t kSources, std::size_t kVectors, bool kStreaming>
 ALLREDUCED_INLINE void combine(const unsigned char* const* sources, std::size_t source_count, std::size_t elements,
                                unsigned char* target, std::size_t element, double divisor) {
     using Target = typename L::Target;
@@ -63,7 +63,12 @@ ALLREDUCED_INLINE void combine(const unsigned char* const* sources, std::size_t 
         }
     }
     for (std::size_t v = 0; v < kVectors; ++v) {
-        Target::store(target + (element + v * L::kLanes) * Target::kItemBytes, Op::finish(values[v], divisor));
+        unsigned char* const at = target + (element + v * L::kLanes) * Target::kItemBytes;
+        if constexpr (kStreaming) {
+            Target::stream(at, Op::finish(values[v], divisor));
+        } else {
+            Target::store(at, Op::finish(values[v], divisor));
+        }
     }
 }
 
@@ -86,7 +91,7 @@ void combine_rest(const Operands& operands, std::size_t element, std::size_t cou
     __builtin_memcpy(operands.target + element * Target::kItemBytes, padded, count * Target::kItemBytes);
 }
 
-template <class L, class Op, std::size_t kSources>
+template <class L, class Op, std::size_t kSources, bool kStreaming = false>
 void reduce_sources(const Operands& operands) {
     const unsigned char* local[kSources != 0 ? kSources : 1];  // in registers: stores to target cannot change them
     for (std::size_t s = 0; s < kSources; ++s) local[s] = operands.sources[s];
@@ -99,10 +104,11 @@ void reduce_sources(const Operands& operands) {
     std::size_t element = operands.first;
     const std::size_t end = element + operands.count;
     for (; end - element >= kUnroll * L::kLanes; element += kUnroll * L::kLanes) {
-        combine<L, Op, kSources, kUnroll>(sources, n, elements, target, element, divisor);
+        combine<L, Op, kSources, kUnroll, kStreaming>(sources, n, elements, target, element, divisor);
     }
+    if constexpr (kStreaming) stream_end();
     for (; end - element >= L::kLanes; element += L::kLanes) {
-        combine<L, Op, kSources, 1>(sources, n, elements, target, element, divisor);
+        combine<L, Op, kSources, 1, false>(sources, n, elements, target, element, divisor);
     }
     if (element < end) combine_rest<L, Op>(operands, element, end - element);
 }
@@ -113,6 +119,10 @@ void reduce(const Operands& operands) {
     if constexpr (!std::is_same_v<E, Partial>) {
         if (operands.partial_target) return reduce_sources<Layout<E, Partial, true>, Op<E>, 0>(operands);
         if (operands.partials > 0) return reduce_sources<Layout<E, E, true>, Op<E>, 0>(operands);
+    }
+    const auto begin = reinterpret_cast<std::uintptr_t>(operands.target) + operands.first * E::kItemBytes;
+    if (operands.streaming && begin % (E::kLanes * E::kItemBytes) == 0) {
+        return reduce_sources<Layout<E, E, false>, Op<E>, 0, true>(operands);
     }
     // Unrolling for a known number of sources pays for two, and only for data in the nearest cache.
     if (operands.source_count == 2) {

@@ -56,6 +56,7 @@ struct Operands {
     std::size_t first;
     std::size_t count;
     double divisor;  // of mean
+    bool streaming;  // store past the cache where the target's place allows: the target is no source, and large
 };
 
 using Kernel = void (*)(const Operands&);

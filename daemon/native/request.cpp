@@ -1,5 +1,6 @@
 #include "request.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -10,6 +11,9 @@ namespace {
 
 // More than any address space has, and far from overflowing.
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 56;
+// A target of so many bytes is not in the caches any more when somebody reads it; storing it past them saves reading
+// it first. Tiles of operations between nodes are smaller: they are sent from the cache at once.
+constexpr std::size_t kStreamedBytes = std::size_t{16} << 20;
 constexpr std::size_t kMostSources = std::size_t{1} << 16;
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
@@ -72,11 +76,13 @@ Request::Request(std::int64_t dtype, std::int64_t reduction, std::int64_t diviso
         sources_.push_back(reinterpret_cast<const unsigned char*>(source));
     }
     if (target == 0 && count > 0) refuse("the target address is 0");
+    streaming_ = count_ >= kStreamedBytes / itemsize_ &&
+                 std::find(sources_.begin(), sources_.end(), target_) == sources_.end();
 }
 
 void Request::run(std::size_t first, std::size_t count) const {
     if (count == 0) return;
-    kernel_({sources_.data(), sources_.size(), partials_, target_, partial_target_, first, count, divisor_});
+    kernel_({sources_.data(), sources_.size(), partials_, target_, partial_target_, first, count, divisor_, streaming_});
 }
 
 DefaultFloatingPoint::DefaultFloatingPoint() : saved_{} {

@@ -41,6 +41,7 @@ class Request {
     std::size_t partials_;
     unsigned char* target_;
     bool partial_target_;
+    bool streaming_ = false;
 };
 
 // Sets the floating-point environment to the default (round to nearest, subnormals kept) and restores it at the end:

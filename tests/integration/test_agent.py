@@ -80,6 +80,19 @@ async def test_ranks_of_three_agents_gather_and_reduce_over_tcp(start_agent: Sta
     assert [agent.logged() for agent in agents] == ["", "", ""]
 
 
+async def test_agents_with_different_settings_of_links_work_together(start_agent: StartAgent) -> None:
+    first = start_agent("a", *LOOPBACK, ALLREDUCED_ENGINE_TILE_BYTES="4MiB", ALLREDUCED_PEERS_FLOWS="1")
+    meeting = first.listen.removeprefix("tcp://")
+    second = start_agent(
+        "b", *LOOPBACK, "--join", meeting, ALLREDUCED_ENGINE_TILE_BYTES="256KiB", ALLREDUCED_PEERS_FLOWS="3"
+    )
+    x = np.arange(3 << 20, dtype="int32")
+    for agents in ([first, second], [second, first]):  # the tiles are those of rank 0's agent
+        async with asyncio.timeout(BOUND), group(agents, 2) as ranks:
+            results = await asyncio.gather(*(rank.all_reduce(x) for rank in ranks))
+        assert all(np.array_equal(result, 2 * x) for result in results)
+
+
 async def test_two_jobs_and_two_groups_at_once_do_not_mix(start_agent: StartAgent) -> None:
     agents = three_agents(start_agent)
     async with asyncio.timeout(BOUND), group(agents, 3, "one") as one, group(agents[::-1], 3, "two") as two:

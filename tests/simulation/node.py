@@ -12,8 +12,8 @@ import numpy.typing as npt
 from tests.simulation.agenda import Agenda
 from tests.simulation.kernels import fold, numpy_dtype
 
+from allreduced.core.dtypes import DType
 from allreduced.core.errors import LimitExceeded
-from allreduced.core.reductions import Reduction
 from allreduced.daemon.engine.actions import (
     Action,
     CancelReceive,
@@ -183,8 +183,11 @@ class SimulatedNode:
         del self.buffers[action.buffer]
 
     def _reduce(self, action: Reduce) -> None:
-        size = action.count * numpy_dtype(action.dtype).itemsize
-        assert all(region.nbytes == size for region in (*action.sources, action.target))
+        assert [region.nbytes for region in action.sources] == [
+            action.count * dtype.itemsize for dtype in _source_types(action)
+        ]
+        kind = action.dtype.accumulator if action.partial_target else action.dtype
+        assert action.target.nbytes == action.count * kind.itemsize
         self._check_free(action.target, "a kernel writes")
         for source in action.sources:
             if source != action.target:
@@ -202,11 +205,13 @@ class SimulatedNode:
         self._agenda.after(self._delay(), done)
 
     def _compute(self, action: Reduce) -> npt.NDArray[np.uint8]:
-        dtype = numpy_dtype(action.dtype)
-        sources = [self.view(region).view(dtype) for region in action.sources]
-        assert len(sources) >= 1
-        reduction = Reduction.SUM if len(sources) == 1 and action.reduction is Reduction.COPY else action.reduction
-        return fold(reduction, action.divisor, sources).view(np.uint8)
+        assert len(action.sources) >= 1
+        sources = [
+            self.view(region).view(numpy_dtype(dtype))
+            for region, dtype in zip(action.sources, _source_types(action), strict=True)
+        ]
+        value = fold(action.dtype, action.reduction, action.divisor, sources, wide=action.partial_target)
+        return value.view(np.uint8)
 
     def _post_receive(self, action: PostReceive) -> None:
         assert action.receive not in self._posted
@@ -304,3 +309,8 @@ def _overlap(one: Region, other: Region) -> bool:
         and one.offset < other.offset + other.nbytes
         and other.offset < one.offset + one.nbytes
     )
+
+
+def _source_types(action: Reduce) -> list[DType]:
+    elements = len(action.sources) - action.partials
+    return [action.dtype] * elements + [action.dtype.accumulator] * action.partials

@@ -91,6 +91,7 @@ def test_a_mismatch_ends_the_operation_on_every_rank(seed: int) -> None:
         assert error.field == field
         assert error.by_rank[odd.rank] == text
         assert len(set(error.by_rank.values())) == 2
+        assert sorted(error.by_rank) == sorted(found.rank for found in requests[victim])
     others = {index: [] if index == victim else found for index, found in requests.items()}
     check_results(cluster, planned, others)
     cluster.close()

@@ -28,6 +28,8 @@ from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER
 from allreduced.protocol.peer import (
     Abort,
     Arrived,
+    Call,
+    Differs,
     Grant,
     MoreGrants,
     OperationFrame,
@@ -63,6 +65,7 @@ def _frame(rng: random.Random, cluster: Cluster) -> OperationFrame:
             Withdrawn(*head, small, rng.random() < 0.5),
             Queued(*head, stamp),
             Arrived(*head, (small, 99)),
+            Differs(*head, (Call(known, (small,)), Call(fingerprint(count=5), (small + 1,)))),
             Abort(*head, to_wire(ProtocolError("no"))),
         )
     )

@@ -20,6 +20,7 @@ from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.local_server import LocalServer, own_uid_only
 from allreduced.daemon.membership.events import ClientJoining
 from allreduced.daemon.membership.events import Event as MembershipEvent
+from allreduced.daemon.ports import Result
 from allreduced.protocol.framing import MessageReader
 from allreduced.protocol.local import (
     MAX_MESSAGE,
@@ -209,18 +210,8 @@ class Plane:
         nbytes = len(data) if data is not None else 0
         if arena >= 0:
             nbytes = self.arenas.nbytes(arena)
-        self.server.delivered(
-            client,
-            request,
-            data=memoryview(data) if data is not None else None,
-            arena=arena,
-            offset=0,
-            nbytes=nbytes,
-            lease=lease,
-            participants=(),
-            algorithm="direct",
-            elapsed=0.25,
-        )
+        view = memoryview(data) if data is not None else None
+        self.server.delivered(client, request, Result(view, arena, 0, nbytes, lease, (), "direct", 0.25))
 
     def input(self, event: Submitted) -> bytes:
         """Return a copy of the input of an operation."""

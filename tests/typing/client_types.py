@@ -33,6 +33,8 @@ def blocking(comm: Communicator, x: Float32, n: Int64, t: Tensor, b: bytearray) 
     assert_type(comm.all_reduce(x, op="mean", out=x, name="w", deadline=3, priority=1), Float32)
     assert_type(comm.all_reduce(x, async_op=False), Float32)
     assert_type(comm.all_reduce(n, view=True), Int64)
+    assert_type(comm.all_reduce(x, deterministic=True), Float32)
+    assert_type(comm.all_reduce_many([x], deterministic=True, async_op=True), Work[list[Float32]])
     assert_type(comm.all_reduce(t), Tensor)
     assert_type(comm.all_reduce(b), Array)
 

@@ -8,6 +8,7 @@ import fcntl
 import gc
 import mmap
 import os
+import resource
 from collections.abc import AsyncIterator
 
 import pytest
@@ -104,6 +105,19 @@ def test_memory_that_cannot_be_had_is_a_limit_and_leaves_no_descriptor() -> None
     assert caught.value.limit == "memory"
     with pytest.raises(ValueError, match="at least one byte"):
         Arena.create(ArenaKind.PRIVATE, 0)
+
+
+def test_too_many_open_files_are_told_as_such() -> None:
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull) as last:  # noqa: PTH123 # its number is what counts
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno(), most))
+        try:
+            with pytest.raises(LimitExceeded, match="Too many open files") as caught:
+                Arena.create(ArenaKind.RESULT, 4096)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    assert caught.value.limit == "descriptors"
+    assert "ulimit -n" in caught.value.hint
 
 
 async def test_inputs_are_numbered_from_one_and_owned_by_their_client(table: ArenaTable) -> None:

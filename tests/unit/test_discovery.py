@@ -12,7 +12,7 @@ from allreduced.core.errors import AuthenticationError, ConfigError
 from allreduced.daemon.discovery import Rendezvous, Static, discovery
 from allreduced.daemon.peer_link import Target
 from allreduced.daemon.reachability import advertised, check_access, resolve, source_address, stays_here
-from allreduced.daemon.settings import parse
+from allreduced.daemon.settings_reader import parse
 from allreduced.transports.base import Listener
 
 ALL = "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"

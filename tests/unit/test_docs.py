@@ -9,6 +9,7 @@ from pathlib import Path
 
 from allreduced.core import errors
 from allreduced.daemon.settings import Settings
+from allreduced.schedules.select import ALGORITHMS, TABLE
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -71,3 +72,29 @@ def test_every_dependency_has_its_reason() -> None:
     for requirement in asked:
         name = re.split(r"[\[<>=;]", requirement)[0].strip()
         assert name == "allreduced" or re.search(rf"\b{re.escape(name)}\b", page), name
+
+
+def test_the_algorithms_and_the_table_that_chooses_them_are_told() -> None:
+    page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    for kind, known in ALGORITHMS.items():
+        (line,) = [line for line in page.splitlines() if line.startswith("| ") and f"`{kind}`" in line.split("|")[1]][
+            :1
+        ]
+        assert re.findall(r"`(\w+)`", line.split("|")[2]) == list(known), kind
+    _, _, chosen = page.partition("## What is chosen")
+    rows = [
+        [cell.strip(" `") for cell in line.split("|")[2:-1]] for line in chosen.splitlines() if line.startswith("|")
+    ]
+    told = [(row[3], int(row[0]), row[1], row[2]) for row in rows[2:6]]
+    wanted = [
+        (
+            choice.algorithm,
+            choice.members,
+            f"{choice.nbytes >> 20} MiB" if choice.nbytes else "0",
+            "all" if choice.narrow else "all but 16-bit floats",
+        )
+        for kind in ("all_reduce", "broadcast")
+        for choice in TABLE[kind]
+    ]
+    assert told == wanted
+    assert TABLE["all_reduce_many"] == TABLE["all_reduce"]

@@ -22,6 +22,7 @@ from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER as RESULT
 from allreduced.daemon.engine.region import Region
 from allreduced.daemon.membership import actions as membership_actions
 from allreduced.daemon.membership import events as membership_events
+from allreduced.daemon.ports import Result
 from allreduced.protocol.peer import Announce, Fingerprint, Frame, Grant, MoreGrants, Ready, Withdraw
 from allreduced.transports.base import Link, LinkStats, PeerIdentity
 
@@ -63,7 +64,18 @@ class FakeKernels:
         self.at_once = 0
         self.fails = False
 
-    def reduce(self, dtype: int, reduction: int, divisor: int, count: int, sources: Sequence[int], target: int) -> None:
+    def reduce(
+        self,
+        dtype: int,
+        reduction: int,
+        divisor: int,
+        count: int,
+        sources: Sequence[int],
+        target: int,
+        *,
+        partials: int,
+        partial_target: bool,
+    ) -> None:
         if self.fails:
             raise ValueError("unknown reduction")
         self.at_once += 1
@@ -78,6 +90,9 @@ class FakeKernels:
         sources: Sequence[int],
         target: int,
         priority: int,
+        *,
+        partials: int,
+        partial_target: bool,
     ) -> None:
         self.queued.append((job, priority))
 
@@ -157,22 +172,9 @@ class FakeClients:
     def failed(self, client: int, request: int, error: AllReducedError) -> None:
         self.told.append(("failed", client, request, type(error)))
 
-    def delivered(
-        self,
-        client: int,
-        request: int,
-        *,
-        data: memoryview | None,
-        arena: int,
-        offset: int,
-        nbytes: int,
-        lease: int,
-        participants: tuple[int, ...],
-        algorithm: str,
-        elapsed: float,
-    ) -> None:
-        copied = bytes(data) if data is not None else None
-        self.told.append(("delivered", client, request, copied, arena, offset, nbytes, lease, algorithm))
+    def delivered(self, client: int, request: int, result: Result) -> None:
+        copied = bytes(result.data) if result.data is not None else None
+        self.told.append(("delivered", client, request, copied, *result[1:5], result.algorithm))
 
     def arena_gone(self, arena: int) -> None:
         self.told.append(("arena_gone", arena))

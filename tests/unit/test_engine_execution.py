@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.simulation.cluster import fingerprint
 
+from allreduced.core.dtypes import DType
 from allreduced.core.errors import LimitExceeded, ProtocolError
 from allreduced.core.identity import GroupKey, Member
 from allreduced.core.reductions import Reduction
@@ -37,8 +38,10 @@ from allreduced.daemon.engine.events import (
     Submitted,
 )
 from allreduced.daemon.engine.limits import Limits
+from allreduced.daemon.engine.program import compile_program
 from allreduced.daemon.engine.region import Region
 from allreduced.protocol.peer import Abort, Fingerprint, Grant, MoreGrants, Ready
+from allreduced.schedules.direct import canonical
 
 TILE = 64
 COUNT = 256
@@ -69,15 +72,15 @@ class Half:
         """Let all local ranks submit; returns the actions of the last one."""
         actions: list[Action] = []
         for rank in self.ranks:
-            source = Region(rank, 0, 4 * described.count)
+            source = Region(rank, 0, DType(described.dtype).itemsize * described.count)
             actions = self.do(Submitted(10 + rank, 1, 1, rank, "x", described, source, 1e3, 0))
         return actions
 
-    def begin(self) -> tuple[list[PostReceive], list[Action]]:
+    def begin(self, described: Fingerprint = CALL) -> tuple[list[PostReceive], list[Action]]:
         """Submit and let the peer be ready; returns the posted receives and what is done first."""
-        posted = [action for action in self.submit() if isinstance(action, PostReceive)]
+        posted = [action for action in self.submit(described) if isinstance(action, PostReceive)]
         grants = (Grant(7, 0, 1, 0, 2, b"seven"), Grant(8, 1, 0, 0, 8, b"eight"))
-        return posted, self.do(FrameArrived("b", Ready(1, 1, "x", 0, 1, CALL, (), grants)))
+        return posted, self.do(FrameArrived("b", Ready(1, 1, "x", 0, 1, described, (), grants)))
 
 
 def _of(actions: list[Action], kind: type) -> list[Action]:
@@ -119,6 +122,50 @@ def test_several_inputs_are_reduced_on_demand_before_they_are_sent() -> None:
     (final,) = half.do(Received(posted[0].receive, 0, 2 * TILE, TAG))
     assert isinstance(final, Reduce)
     assert [region.buffer for region in final.sources] == [0, 1, posted[0].region.buffer]
+
+
+def test_in_the_canonical_order_the_local_sum_takes_its_place_among_the_received() -> None:
+    half = Half(ranks=(0, 1))
+    (window, final), (own, other) = half.begin(fingerprint(count=COUNT, algorithm="canonical"))
+    assert isinstance(own, Reduce)
+    assert isinstance(other, Reduce)
+    assert own.sources == (Region(0, 0, 2 * TILE), Region(1, 0, 2 * TILE))  # no further than tiles can arrive
+    assert own.target == Region(final.region.buffer, final.region.offset - 512, 2 * TILE)
+    assert other.target == final.region._replace(nbytes=2 * TILE)
+    assert half.do(Received(window.receive, 0, TILE, TAG)) == []
+    (reduce,) = half.do(Reduced(own.job))
+    assert isinstance(reduce, Reduce)
+    place = own.target._replace(nbytes=TILE)
+    assert (reduce.sources, reduce.target) == ((place, window.region._replace(nbytes=TILE)), place)
+    program = compile_program(canonical(3), 1)
+    assert [level.own for level in program.blocks[1].levels] == [1]
+
+
+def test_partial_values_of_16_bit_floats_go_around_a_ring_in_float32() -> None:
+    half = Half()
+    described = fingerprint(dtype=DType.BFLOAT16, op=Reduction.MEAN, count=COUNT, algorithm="ring")
+    (window, final), (partial,) = half.begin(described)
+    # 128 elements a block; a tile is 16 elements: 64 bytes of float32, 32 bytes where values are final.
+    assert (window.region.nbytes, final.region.nbytes) == (2 * TILE, 256)
+    assert isinstance(partial, Reduce)
+    assert (partial.reduction, partial.count, partial.partials, partial.partial_target) == (Reduction.SUM, 32, 0, True)
+    assert partial.sources == (Region(0, 256, 64),)
+    assert partial.target.nbytes == 2 * TILE
+    assert partial.target.buffer == window.region.buffer
+    (send,) = half.do(Reduced(partial.job))
+    assert isinstance(send, Send)
+    assert (send.region, send.offset) == (partial.target, 0)
+    (reduce,) = half.do(Received(window.receive, 0, 2 * TILE, TAG))
+    assert isinstance(reduce, Reduce)
+    assert (reduce.reduction, reduce.divisor, reduce.partials, reduce.partial_target) == (Reduction.MEAN, 2, 1, False)
+    assert reduce.sources == (Region(0, 0, 64), window.region)
+    assert reduce.target == Region(final.region.buffer, final.region.offset - 256, 64)
+    # A slot of the window is used again only when its tile was sent.
+    more = MoreGrants(1, 1, "x", 0, 1, (Grant(9, 0, 1, 2, 2, b"nine"),))
+    assert half.do(FrameArrived("b", more)) == []
+    (again,) = half.do(Sent(send.send))
+    assert isinstance(again, Reduce)
+    assert (again.target, again.sources) == (partial.target, (Region(0, 320, 64),))
 
 
 def test_pieces_in_any_order_and_size_make_tiles() -> None:

@@ -12,6 +12,7 @@ from allreduced.core.errors import (
     InvalidArgument,
     LimitExceeded,
     MismatchError,
+    ProtocolError,
     RankLost,
     to_wire,
 )
@@ -32,7 +33,7 @@ from allreduced.daemon.engine.events import (
 )
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import Abort, Arrived, Fingerprint, OperationFrame, Queued, Ready
+from allreduced.protocol.peer import Abort, Arrived, Call, Differs, Fingerprint, OperationFrame, Queued, Ready
 
 GROUP = 5
 KEY = GroupKey(1, "job", "world")
@@ -122,19 +123,59 @@ def test_unnamed_and_named_calls_are_counted_per_rank() -> None:
     assert requests == [[2, 4], [1, 5], [3, 6]]
 
 
-def test_a_local_mismatch_names_field_ranks_and_values() -> None:
-    bench = Bench(("a", (0, 1)), ("b", (2,)))
+def test_a_mismatch_names_field_and_all_ranks_once_they_are_known() -> None:
+    bench = Bench(("a", (0, 1)), ("b", (2, 3)))
+    double = fingerprint(dtype=DType.FLOAT64)
     bench.submit(0)
-    actions = bench.submit(1, described=fingerprint(dtype=DType.FLOAT64))
-    assert [type(error) for error in errors(actions)] == [MismatchError, MismatchError]
-    error = errors(actions)[0]
+    actions = bench.submit(1, described=double)
+    told = Differs(GROUP, 1, "x", 0, (Call(fingerprint(), (0,)), Call(double, (1,))))
+    assert (errors(actions), frames(actions)) == ([], [told])
+    assert errors(bench.frame(Differs(GROUP, 1, "x", 0, (Call(fingerprint(), (2,)),)))) == []
+    actions = bench.frame(Differs(GROUP, 1, "x", 0, (Call(fingerprint(), (2, 3)),)))
+    [error, same] = errors(actions)
     assert isinstance(error, MismatchError)
-    assert (error.field, error.by_rank) == ("dtype", {0: "float32", 1: "float64"})
+    assert str(same) == str(error)
+    assert (error.field, error.by_rank) == ("dtype", {0: "float32", 1: "float64", 2: "float32", 3: "float32"})
     assert error.message == (
         "group 'world' of job 'job': 'x' (use 0) was called differently: "
-        "the dtype is float32 on rank 0; float64 on rank 1"
+        "the dtype is float32 on ranks 0, 2, 3; float64 on rank 1"
     )
     assert frames(actions) == [Abort(GROUP, 1, "x", 0, to_wire(error))]
+
+
+def test_a_mismatch_waits_a_second_for_ranks_that_did_not_call() -> None:
+    bench = Bench(("a", (0, 1)), ("b", (2, 3)))
+    bench.submit(0)
+    bench.submit(1, described=fingerprint(op=Reduction.MAX))
+    bench.now += 0.999
+    assert errors(bench.do(TimePassed())) == []
+    bench.now += 0.001
+    actions = bench.do(TimePassed())
+    assert [error.by_rank for error in errors(actions) if isinstance(error, MismatchError)] == [
+        {0: "sum", 1: "max"}
+    ] * 2
+    assert [type(frame) for frame in frames(actions)] == [Abort]
+
+
+def test_nothing_starts_while_calls_differ() -> None:
+    barrier, reduced = fingerprint(kind="barrier", count=0), fingerprint()
+    bench = Bench(("a", (0,)), ("b", (1,)), ("c", (2, 3)))
+    bench.submit(0, described=barrier)
+    assert [type(frame) for frame in frames(bench.frame(Differs(GROUP, 1, "x", 0, (Call(reduced, (2,)),)), "c"))] == [
+        Differs,
+        Differs,
+    ]
+    assert bench.frame(ready()) == []
+    [error] = errors(bench.frame(Differs(GROUP, 1, "x", 0, (Call(reduced, (2,)), Call(barrier, (3,)))), "c"))
+    assert isinstance(error, MismatchError)
+    assert (error.field, error.by_rank) == ("kind", {0: "barrier", 1: "barrier", 2: "all_reduce", 3: "barrier"})
+
+
+def test_a_peer_that_speaks_for_ranks_of_others_ends_the_operation() -> None:
+    bench = Bench(("a", (0,)), ("b", (1,)))
+    bench.submit(0)
+    [error] = errors(bench.frame(Differs(GROUP, 1, "x", 0, (Call(fingerprint(), (0,)),))))
+    assert isinstance(error, ProtocolError)
 
 
 def test_a_refused_submit_counts_and_fails_the_operation_on_every_rank() -> None:

@@ -97,6 +97,25 @@ def test_writes_nothing_beyond_the_target(dtype: DType) -> None:
             assert (target[32 + count :] == guard).all()
 
 
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16], ids=label)
+@pytest.mark.parametrize("shift", [0, 4, 64])
+def test_large_targets_are_stored_past_the_cache_and_hold_the_same(dtype: DType, shift: int) -> None:
+    # From 16 MiB on, where the target begins at a whole vector; else as small ones. The length divides by nothing.
+    count = (16 << 20) // dtype.itemsize + 77
+    end = count * dtype.itemsize
+    sources = [random_values(dtype, count, seed) for seed in range(3)]
+    memory = np.full(end + 4096, 0xA5, np.uint8)
+    begin = -memory.ctypes.data % 64 + shift
+    target = memory[begin : begin + end].view(numpy_type(dtype))
+    run(dtype, Reduction.MEAN, sources, target, divisor=3)
+    mean = expected(dtype, Reduction.MEAN, sources, 3)
+    assert bits(target) == bits(mean)
+    assert (memory[:begin] == 0xA5).all()
+    assert (memory[begin + end :] == 0xA5).all()
+    run(dtype, Reduction.SUM, [target, sources[0]], target)
+    assert bits(target) == bits(expected(dtype, Reduction.SUM, [mean, sources[0]], 1))
+
+
 @every_dtype
 def test_a_copy_keeps_every_bit(dtype: DType) -> None:
     pattern = np.random.default_rng(5).integers(0, 256, 4096 * dtype.itemsize, np.uint8)

@@ -75,6 +75,10 @@ VERSION_1: list[tuple[Frame, str]] = [
             "4152443101260000ffffffff88776655443322113c00000093a1770294a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162"
         ),
     ),
+    (
+        peer.Differs(7, 1, "w", 2, (peer.Call(peer.Fingerprint("barrier", 3, 1, "", 0, -1, ""), (0, 3)),)),
+        ("41524431012700000100000007000000000000001800000093a17702919297a7626172726965720301a000ffa0920003"),
+    ),
 ]
 recorded = pytest.mark.parametrize(("frame", "text"), VERSION_1, ids=[type(frame).__name__ for frame, _ in VERSION_1])
 

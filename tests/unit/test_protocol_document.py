@@ -20,7 +20,7 @@ from allreduced.protocol import local, peer, wire_error
 DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
 LOCAL, PEER = TEXT.split("## 2. Agents")
-RECORDS = {"key": GroupKey, "member": Member, "fingerprint": peer.Fingerprint, "grant": peer.Grant}
+RECORDS = {"key": GroupKey, "member": Member, "fingerprint": peer.Fingerprint, "grant": peer.Grant, "call": peer.Call}
 
 # What the document calls the types of fields that have a limit.
 WORDS = {
@@ -51,6 +51,7 @@ WORDS = {
     "array of [name, address]": peer.Peers,
     "array of member": peer.Members,
     "array of grant": peer.Grants,
+    "array of call": peer.Calls,
     "bytes, at most 256": peer.Token,
     "key": GroupKey,
     "fingerprint": peer.Fingerprint,
@@ -120,7 +121,7 @@ def test_numbers_in_the_text_are_those_of_the_code() -> None:
     assert f"{size.lowest} … {size.highest}" in LOCAL
     assert f"length of the body, 1 … {local.MAX_MESSAGE}" in LOCAL
     assert f"an address is a text of at most {peer.MAX_ADDRESS} bytes".capitalize() in PEER
-    assert f"at most {peer.MAX_GRANTS} grants and {peer.MAX_PEERS} peers" in PEER
+    assert f"at most {peer.MAX_GRANTS} grants, {peer.MAX_CALLS} calls and {peer.MAX_PEERS} peers" in PEER
     assert f"at most {wire_error.MAX_DEPTH} levels" in LOCAL
     assert peer.MAX_FRAME == 1 << 20
 

@@ -7,15 +7,9 @@ from pathlib import Path
 import pytest
 
 from allreduced.core.errors import AuthenticationError, ConfigError
-from allreduced.daemon.settings import (
-    Settings,
-    StaticPeer,
-    default_socket,
-    load,
-    parse,
-    parse_size,
-    secret_bytes,
-)
+from allreduced.daemon.settings import Settings, StaticPeer, default_socket, secret_bytes
+from allreduced.daemon.settings_reader import load, parse
+from allreduced.daemon.sizes import parse_size
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -83,7 +77,7 @@ def test_the_long_name_of_the_secret_beats_the_short_one() -> None:
         ("[engine\n", "agent.toml", "no TOML"),
         ("[failure]\nfailure_timeout = 0.0\n", "agent.toml: $.failure.failure_timeout", "0.2"),
         ('[peers]\nlisten = "tcp://nowhere"\n', "agent.toml: $.peers.listen", "no port"),
-        ('[limits]\narena_bytes = "1MiB"\n', "agent.toml: $.limits.arena_bytes", "at least 16MiB"),
+        ('[limits]\narena_bytes = "1MiB"\n', "agent.toml: $.limits.arena_bytes", "at least 32MiB"),
     ],
 )
 def test_a_wrong_setting_says_where_and_what_is_allowed(text: str, path: str, said: str) -> None:
@@ -138,7 +132,7 @@ def test_the_description_is_the_same_settings_with_the_secret_masked() -> None:
     assert "abc" not in described
     again = parse(described, "", {}, {"security.secret": "abc"})
     assert again == settings
-    assert 'tile_bytes = "1MiB"' in described
+    assert 'tile_bytes = "2MiB"' in described
 
 
 @pytest.mark.parametrize(

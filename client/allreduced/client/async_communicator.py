@@ -79,6 +79,7 @@ class AsyncCommunicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: bool = ...,
     ) -> AsyncWork[npt.NDArray[ScalarT]]: ...
 
@@ -93,6 +94,7 @@ class AsyncCommunicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: bool = ...,
     ) -> AsyncWork[TorchT]: ...
 
@@ -108,6 +110,7 @@ class AsyncCommunicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: bool = ...,
     ) -> AsyncWork[Array]: ...
 
@@ -122,11 +125,12 @@ class AsyncCommunicator(Place):
         deadline: float | None = None,
         priority: int = 0,
         algorithm: str | None = None,
+        deterministic: bool = False,
         async_op: bool = True,
     ) -> object:
         """Combine the ``x`` of all ranks element by element and give every rank the same bits."""
         del async_op
-        options = call.Options(name, deadline, priority, algorithm)
+        options = call.Options(name, deadline, priority, algorithm, deterministic)
         return self._start(call.all_reduce(x, op=op, out=out, view=view, options=options))
 
     @overload
@@ -141,6 +145,7 @@ class AsyncCommunicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: bool = ...,
     ) -> AsyncWork[list[npt.NDArray[ScalarT]]]: ...
 
@@ -155,6 +160,7 @@ class AsyncCommunicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: bool = ...,
     ) -> AsyncWork[list[TorchT]]: ...
 
@@ -170,6 +176,7 @@ class AsyncCommunicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: bool = ...,
     ) -> AsyncWork[list[Array]]: ...
 
@@ -184,11 +191,12 @@ class AsyncCommunicator(Place):
         deadline: float | None = None,
         priority: int = 0,
         algorithm: str | None = None,
+        deterministic: bool = False,
         async_op: bool = True,
     ) -> object:
         """Combine each tensor of the list with its counterparts on the other ranks; the result is their list."""
         del async_op
-        options = call.Options(name, deadline, priority, algorithm)
+        options = call.Options(name, deadline, priority, algorithm, deterministic)
         return self._start(call.all_reduce_many(tensors, op=op, out=out, view=view, options=options))
 
     @overload

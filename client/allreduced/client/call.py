@@ -17,6 +17,9 @@ from allreduced.protocol.shapes import shape_text, shapes_text
 
 MAX_PRIORITY = (1 << 31) - 1
 
+CANONICAL = "canonical"
+"""The algorithm whose order of reduction depends on nothing but the ranks and their nodes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -26,6 +29,7 @@ class Options:
     deadline: float | None
     priority: int
     algorithm: str | None
+    deterministic: bool = False
 
     def checked(self) -> tuple[str, float, int, str]:
         """Return name, deadline (0: the group's default), priority and algorithm.
@@ -39,6 +43,13 @@ class Options:
         algorithm = "" if self.algorithm is None else check_text("algorithm", self.algorithm)
         if len(algorithm.encode()) > 64:
             raise InvalidArgument(f"algorithm {algorithm[:40]!r}… is not known")
+        if self.deterministic:
+            if algorithm not in ("", CANONICAL):
+                raise InvalidArgument(
+                    f"deterministic=True allows only algorithm={CANONICAL!r}, not {algorithm!r}",
+                    hint="leave algorithm out",
+                )
+            algorithm = CANONICAL
         deadline = 0.0 if self.deadline is None else check_deadline("deadline", self.deadline)
         return name, deadline, priority, algorithm
 
@@ -147,12 +158,15 @@ def _check_overlap(tensors: Sequence[Tensor], sinks: Sequence[Sink]) -> None:
 
 
 def _listed(what: str, value: Sequence[object]) -> list[object]:
-    try:
-        return list(value)
-    except TypeError:
-        raise InvalidArgument(
-            f"{what} is a {type(value).__name__}; it must be a list of tensors", hint="for one tensor call all_reduce"
-        ) from None
+    # An array of two dimensions would do as the list of its rows, which is never what is meant.
+    if not hasattr(value, "__dlpack__"):
+        try:
+            return list(value)
+        except TypeError:
+            pass
+    raise InvalidArgument(
+        f"{what} is a {type(value).__name__}; it must be a list of tensors", hint="for one tensor call all_reduce"
+    )
 
 
 def _one(

@@ -96,6 +96,7 @@ class Communicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: Literal[False] = ...,
     ) -> npt.NDArray[ScalarT]: ...
 
@@ -111,6 +112,7 @@ class Communicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: Literal[True],
     ) -> Work[npt.NDArray[ScalarT]]: ...
 
@@ -125,6 +127,7 @@ class Communicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: Literal[False] = ...,
     ) -> TorchT: ...
 
@@ -139,6 +142,7 @@ class Communicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: Literal[True],
     ) -> Work[TorchT]: ...
 
@@ -154,6 +158,7 @@ class Communicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: Literal[False] = ...,
     ) -> Array: ...
 
@@ -169,6 +174,7 @@ class Communicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: Literal[True],
     ) -> Work[Array]: ...
 
@@ -183,6 +189,7 @@ class Communicator(Place):
         deadline: float | None = None,
         priority: int = 0,
         algorithm: str | None = None,
+        deterministic: bool = False,
         async_op: bool = False,
     ) -> object:
         """Combine the ``x`` of all ranks element by element and give every rank the same bits.
@@ -193,6 +200,10 @@ class Communicator(Place):
         ``x`` itself and need not be contiguous. ``view=True`` returns a read-only view of the node's result instead of
         a copy; its memory is the agent's until the array and all views of it are gone, so don't keep many.
 
+        ``deterministic=True``: values are combined in one order, the ranks of a node and then the nodes, whatever the
+        size of the tensor and the settings of the agents: every run with the same inputs and the same ranks on each
+        node gives the same bits. It is ``algorithm="canonical"``, and costs little.
+
         :raises InvalidArgument: a dtype, op, shape or ``out`` that cannot be; no other rank is affected.
         :raises MismatchError: ranks called it differently; on all of them.
         :raises DeadlineExceeded: not all ranks came, or data did not, by the deadline.
@@ -201,7 +212,7 @@ class Communicator(Place):
         :raises AgentUnavailable: this node's agent did.
         :raises LimitExceeded: the agent has no memory for it, or this client holds too many views.
         """
-        options = call.Options(name, deadline, priority, algorithm)
+        options = call.Options(name, deadline, priority, algorithm, deterministic)
         return self._start(call.all_reduce(x, op=op, out=out, view=view, options=options), async_op)
 
     # all_reduce_many
@@ -218,6 +229,7 @@ class Communicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: Literal[False] = ...,
     ) -> list[npt.NDArray[ScalarT]]: ...
 
@@ -233,6 +245,7 @@ class Communicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: Literal[True],
     ) -> Work[list[npt.NDArray[ScalarT]]]: ...
 
@@ -247,6 +260,7 @@ class Communicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: Literal[False] = ...,
     ) -> list[TorchT]: ...
 
@@ -261,6 +275,7 @@ class Communicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: Literal[True],
     ) -> Work[list[TorchT]]: ...
 
@@ -276,6 +291,7 @@ class Communicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: Literal[False] = ...,
     ) -> list[Array]: ...
 
@@ -291,6 +307,7 @@ class Communicator(Place):
         deadline: float | None = ...,
         priority: int = ...,
         algorithm: str | None = ...,
+        deterministic: bool = ...,
         async_op: Literal[True],
     ) -> Work[list[Array]]: ...
 
@@ -305,6 +322,7 @@ class Communicator(Place):
         deadline: float | None = None,
         priority: int = 0,
         algorithm: str | None = None,
+        deterministic: bool = False,
         async_op: bool = False,
     ) -> object:
         """Combine each tensor of the list with its counterparts on the other ranks, and return the list of results.
@@ -314,7 +332,7 @@ class Communicator(Place):
         array for each tensor; may be ``tensors`` itself. Everything else, and the errors, as :meth:`all_reduce`.
         An empty list is fine and is not an operation.
         """
-        options = call.Options(name, deadline, priority, algorithm)
+        options = call.Options(name, deadline, priority, algorithm, deterministic)
         return self._start(call.all_reduce_many(tensors, op=op, out=out, view=view, options=options), async_op)
 
     # broadcast

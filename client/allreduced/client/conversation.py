@@ -18,7 +18,14 @@ from allreduced.client.buffers import Lease, Mapping
 from allreduced.client.operation import Operation, Outcome, Part
 from allreduced.client.outbox import Outbox
 from allreduced.client.staging import ArenaRequest, Staging, pieces
-from allreduced.core.errors import AllReducedError, ClosedError, InvalidArgument, ProtocolError, from_wire
+from allreduced.core.errors import (
+    AllReducedError,
+    ClosedError,
+    InvalidArgument,
+    LimitExceeded,
+    ProtocolError,
+    from_wire,
+)
 from allreduced.protocol.framing import MessageReader
 from allreduced.protocol.local import (
     HIGHEST_VERSION,
@@ -259,6 +266,9 @@ class Conversation:
         part = self._find(message.request, "RequestFailed")
         del self._pending[part.request]
         part.operation.part_failed(part, error)
+        if isinstance(error, LimitExceeded):
+            # Memory is short at the agent, perhaps of another rank: what is kept here for later may be what it lacks.
+            self._staging.release_idle()
 
     def _on_done(self, message: Done) -> None:
         part = self._find(message.request, "Done")

@@ -81,7 +81,7 @@ def read_launch(
             raise ConfigError(
                 f"{missing} is not known: no launcher set it and connect() was not given it",
                 path=missing,
-                hint="pass both rank= and size=, or start the script with torchrun, srun or mpirun",
+                hint="pass both rank= and size=, or start the script with `allreduced run`, torchrun, srun or mpirun",
             )
         found = _checked(_unlaunched(rank or 0, size if size is not None else 1, identify))
     found = replace(found, one_node=found.size == found.local_size)

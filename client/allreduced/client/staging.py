@@ -156,6 +156,11 @@ class Staging:
             self._ask(self._waiting)
         return block
 
+    def release_idle(self) -> None:
+        """Give all arenas back that are only kept for later."""
+        for arena in self._pool.surplus(0):
+            self._outbox.send(ReleaseArena(arena))
+
     def _ask(self, request: ArenaRequest, *, frugal: bool = False) -> None:
         for arena in self._pool.surplus(0) if frugal else self._pool.surplus():
             self._outbox.send(ReleaseArena(arena))

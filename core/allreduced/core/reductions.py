@@ -33,6 +33,11 @@ class Reduction(enum.IntEnum):
         """The name users give as ``op=``."""
         return self.name.lower()
 
+    @property
+    def rounds(self) -> bool:
+        """True where the combination of two floats is rounded; the others give one of them, or 0 or 1."""
+        return self in (Reduction.SUM, Reduction.MEAN, Reduction.PROD)
+
 
 _BY_LABEL = {reduction.label: reduction for reduction in Reduction if reduction is not Reduction.COPY}
 

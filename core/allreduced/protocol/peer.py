@@ -49,6 +49,9 @@ MAX_ADDRESS = 512
 MAX_TOKEN = 256
 """Bytes of a transport's token for a posted receive at most."""
 
+MAX_CALLS = 16
+"""Different calls of one operation that one :class:`Differs` tells at most."""
+
 Peers: TypeAlias = Annotated[tuple[tuple[Name, Annotated[str, AtMost(MAX_ADDRESS)]], ...], AtMost(MAX_PEERS)]
 Members: TypeAlias = Annotated[tuple[Member, ...], AtMost(MAX_RANKS)]
 Stamp: TypeAlias = Annotated[tuple[Signed, ...], AtMost(8)]
@@ -256,6 +259,32 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """Ranks of the sender that called the operation in one way."""
+
+    fingerprint: Fingerprint
+    ranks: Ranks
+
+
+Calls: TypeAlias = Annotated[tuple[Call, ...], AtMost(MAX_CALLS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """Ranks called the operation differently. ``calls`` says what ranks of the sender called, as far as they came.
+
+    Sent again when more of them come, so that every rank gets the same error, which names all. Where one node has more
+    different calls than fit, it tells the first of them.
+    """
+
+    group: Id
+    generation: U32
+    name: Name
+    use: Id
+    calls: Calls
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """The operation ended with this error at the sender and must end so everywhere."""
 
@@ -267,7 +296,7 @@ class Abort:
 
 
 MembershipFrame: TypeAlias = "Announce | Retract | Refuse | Form | Broken | Left"
-OperationFrame: TypeAlias = "Ready | MoreGrants | Withdraw | Withdrawn | Queued | Arrived | Abort"
+OperationFrame: TypeAlias = "Ready | MoreGrants | Withdraw | Withdrawn | Queued | Arrived | Differs | Abort"
 Frame: TypeAlias = "Heartbeat | Goodbye | PeerTable | MembershipFrame | OperationFrame"
 
 # Bytes
@@ -289,6 +318,7 @@ CODES: Mapping[type, int] = {
     Queued: 36,
     Arrived: 37,
     Abort: 38,
+    Differs: 39,
 }
 """The type code of each frame, in its header. They never change."""
 

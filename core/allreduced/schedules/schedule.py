@@ -30,6 +30,11 @@ class Schedule:
     member's last RECV_REDUCE of that block if ``final`` is 1 in that row, or after RECV_COPY, or, for blocks that a
     member finishes alone, from the start (no RECV rows at all). The order of reduction is: local inputs by rank, then
     received values by ascending peer, step by step. A SEND of step ``s`` sends what the member had before step ``s``.
+
+    ``wide``: values are rounded at several hops before they are final, so those that are not final are kept and sent in
+    the accumulator's type (float32 for 16-bit floats) where the reduction rounds.
+    ``by_member``: in a reduction all values come by ascending member. The own one, which is the reduction of the local
+    inputs, rounded as if it had been sent, has its place among those received.
     """
 
     algorithm: str
@@ -41,6 +46,19 @@ class Schedule:
     move: npt.NDArray[np.int32]
     peer: npt.NDArray[np.int32]
     final: npt.NDArray[np.int32]
+    wide: bool = False
+    by_member: bool = False
+
+
+class Traffic(NamedTuple):
+    """Elements that a member sends: of values that are not final yet, and of final ones, which may be narrower."""
+
+    partial: int
+    final: int
+
+    def nbytes(self, partial_itemsize: int, itemsize: int) -> int:
+        """Return the bytes, where a value that is not final has ``partial_itemsize`` bytes per element."""
+        return self.partial * partial_itemsize + self.final * itemsize
 
 
 class Row(NamedTuple):
@@ -54,13 +72,15 @@ class Row(NamedTuple):
     final: bool
 
 
-def from_rows(algorithm: str, members: int, blocks: int, rows: Iterable[Row]) -> Schedule:
+def from_rows(
+    algorithm: str, members: int, blocks: int, rows: Iterable[Row], *, wide: bool = False, by_member: bool = False
+) -> Schedule:
     """Return the schedule with these rows, which may come in any order."""
     table = np.array(sorted(rows), dtype=np.int32).reshape(-1, len(Row._fields))
-    columns = [np.ascontiguousarray(table[:, index]) for index in range(len(Row._fields))]
-    for column in columns:
+    columns = {name: np.ascontiguousarray(table[:, index]) for index, name in enumerate(Row._fields)}
+    for column in columns.values():
         column.flags.writeable = False
-    return Schedule(algorithm, members, blocks, *columns)
+    return Schedule(algorithm, members, blocks, **columns, wide=wide, by_member=by_member)
 
 
 def block_bounds(count: int, blocks: int) -> tuple[int, ...]:

@@ -76,7 +76,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    from allreduced.daemon.settings import load
+    from allreduced.daemon.settings_reader import load
 
     settings = load(arguments.config, os.environ, _overrides(arguments))
     if arguments.check:

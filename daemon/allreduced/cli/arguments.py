@@ -12,6 +12,19 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
+def add_job_shape(parser: argparse.ArgumentParser, *, nodes: int, ranks_per_node: int) -> None:
+    """Add the options that say how many agents and ranks a job on this machine has, with these defaults."""
+    add = parser.add_argument
+    add("--nodes", type=positive_int, default=nodes, metavar="H", help="agents to start (default: %(default)s)")
+    add(
+        "--ranks-per-node",
+        type=positive_int,
+        default=ranks_per_node,
+        metavar="N",
+        help="ranks per agent (default: %(default)s)",
+    )
+
+
 def positive_int(text: str) -> int:
     """Return a whole number of at least 1."""
     try:

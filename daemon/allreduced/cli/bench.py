@@ -9,7 +9,7 @@ import platform
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from allreduced.cli.arguments import Subparsers, count, factor, nbytes, positive_int
+from allreduced.cli.arguments import Subparsers, add_job_shape, count, factor, nbytes, positive_int
 from allreduced.cli.console import say
 from allreduced.cli.table import Column, Table
 from allreduced.core.errors import ConfigError
@@ -43,14 +43,14 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--nodes", type=positive_int, default=1, metavar="H", help="agents to start (default: %(default)s)")
-    add("--ranks-per-node", type=positive_int, default=4, metavar="N", help="ranks per agent (default: %(default)s)")
+    add_job_shape(parser, nodes=1, ranks_per_node=4)
     add("-b", "--begin", type=nbytes, default="8", metavar="SIZE", help="first size in bytes (default: %(default)s)")
     add("-e", "--end", type=nbytes, default="64M", metavar="SIZE", help="last size in bytes (default: %(default)s)")
     add("-f", "--factor", type=factor, default=2, metavar="F", help="from one size to the next (default: %(default)s)")
     add("--dtype", choices=["float32", "float64", "int32", "int64"], default="float32", help="default: %(default)s")
     add("--op", choices=["sum", "mean", "prod", "min", "max"], default="sum", help="default: %(default)s")
     add("--collective", choices=_COLLECTIVES, default="all_reduce", help="default: %(default)s")
+    add("--algorithm", default="", metavar="NAME", help="as in docs/algorithms.md (default: what the agents choose)")
     add(
         "--iters", type=positive_int, default=20, metavar="N", help="measured calls of each size (default: %(default)s)"
     )
@@ -107,6 +107,7 @@ def sweep_of(arguments: argparse.Namespace) -> Sweep:
         iterations=arguments.iters,
         view=arguments.view,
         check=arguments.check,
+        algorithm=arguments.algorithm,
     )
     if sweep.begin > sweep.end:
         raise ConfigError(f"the first size, {sweep.begin} bytes, is larger than the last, {sweep.end} bytes")
@@ -128,6 +129,7 @@ def options_of(sweep: Sweep) -> list[str]:
         f"--iters={sweep.iterations}",
         "--view" if sweep.view else "--copy",
         "--check" if sweep.check else "--no-check",
+        *([f"--algorithm={sweep.algorithm}"] if sweep.algorithm else []),
     ]
 
 

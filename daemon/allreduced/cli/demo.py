@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from allreduced.cli.arguments import Subparsers, positive_int
+from allreduced.cli.arguments import Subparsers, add_job_shape, positive_int
 from allreduced.cli.console import say
 
 if TYPE_CHECKING:
@@ -30,12 +30,7 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--nodes", type=positive_int, default=3, metavar="H", help="agents to start (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--ranks-per-node", type=positive_int, default=2, metavar="N", help="ranks per agent (default: %(default)s)"
-    )
+    add_job_shape(parser, nodes=3, ranks_per_node=2)
     parser.add_argument(
         "--epochs", type=positive_int, default=30, metavar="E", help="passes over the data (default: %(default)s)"
     )

@@ -42,6 +42,8 @@ class Sweep:
     iterations: int
     view: bool
     check: bool
+    algorithm: str = ""
+    """What is asked for; empty leaves it to the agents."""
 
     def counts(self) -> Iterator[int]:
         """Yield the numbers of elements, each once."""
@@ -100,8 +102,8 @@ def bus_factor(collective: str, size: int) -> float:
 
 def _call(comm: Communicator, source: Array, sweep: Sweep) -> Array:
     if sweep.collective == "broadcast":
-        return comm.broadcast(source, root=0, view=sweep.view)
-    return comm.all_reduce(source, op=sweep.op, view=sweep.view)
+        return comm.broadcast(source, root=0, view=sweep.view, algorithm=sweep.algorithm)
+    return comm.all_reduce(source, op=sweep.op, view=sweep.view, algorithm=sweep.algorithm)
 
 
 def input_of(rank: int, size: int, count: int, sweep: Sweep) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from allreduced.cli.arguments import Subparsers, positive_int, seconds
+from allreduced.cli.arguments import Subparsers, add_job_shape, seconds
 from allreduced.core.errors import ConfigError
 
 _EPILOG = """\
@@ -33,12 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--nodes", type=positive_int, default=1, metavar="H", help="agents to start (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--ranks-per-node", type=positive_int, default=1, metavar="N", help="ranks per agent (default: %(default)s)"
-    )
+    add_job_shape(parser, nodes=1, ranks_per_node=1)
     parser.add_argument(
         "--env",
         action="append",

@@ -74,10 +74,13 @@ class Arena:
             return cls._create_shared(kind, nbytes)
         except (OSError, ValueError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
+            descriptors = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
             raise LimitExceeded(
                 f"the agent cannot get {nbytes} bytes of {kind.value} memory: {reason}",
-                limit="memory",
-                hint="free memory on this node, raise the control group's memory limit or use smaller tensors",
+                limit="descriptors" if descriptors else "memory",
+                hint="drop views of earlier results, or raise the agent's limit on open files (ulimit -n)"
+                if descriptors
+                else "free memory on this node, raise the control group's memory limit or use smaller tensors",
             ) from error
 
     @classmethod

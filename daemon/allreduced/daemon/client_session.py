@@ -16,13 +16,14 @@ from allreduced.core.errors import (
 from allreduced.core.identity import GroupKey
 from allreduced.core.log_limit import LogLimit
 from allreduced.daemon.arena_table import ArenaTable
-from allreduced.daemon.client_connection import ClientConnection, Pieces
+from allreduced.daemon.client_connection import ClientConnection
 from allreduced.daemon.engine.events import ClientGone as EngineClientGone
 from allreduced.daemon.engine.events import GroupStarted, LeasesReturned, Submitted
 from allreduced.daemon.engine.region import Region
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.membership.events import ClientGone, ClientJoining, ClientLeaving
-from allreduced.daemon.ports import EventSink
+from allreduced.daemon.ports import EventSink, Result
+from allreduced.daemon.results import Results
 from allreduced.daemon.slab import Slab
 from allreduced.daemon.submission import HeldGroup, Submission, check_submit, fingerprint_of
 from allreduced.protocol import local
@@ -83,6 +84,7 @@ class ClientSession:
         self.connection = connection
         self._context = context
         self._sink = context.sink
+        self.results = Results(client, connection, context.arenas, context.sink, inline_limit=context.limits.inline)
         self._attached = False
         self._pid = connection.pid
         self._shared_memory = True
@@ -92,7 +94,6 @@ class ClientSession:
         self._ended: dict[int, AllReducedError] = {}
         self._operations: dict[int, _Operation] = {}
         self._allocations: set[int] = set()
-        self._shown: set[int] = set()  # result arenas whose descriptor the client has
         self._gone = False
         self._do: dict[type, Callable[..., None]] = {
             local.Submit: self._submit,
@@ -361,82 +362,17 @@ class ClientSession:
         if operation is not None:
             self._operation_over(request, operation)
 
-    def delivered(
-        self,
-        request: int,
-        *,
-        data: memoryview | None,
-        arena: int,
-        offset: int,
-        nbytes: int,
-        lease: int,
-        participants: tuple[int, ...],
-        algorithm: str,
-        elapsed: float,
-    ) -> None:
+    def delivered(self, request: int, result: Result) -> None:
         """Send Done, with the result or where it is, and let go of the operation's input."""
         operation = self._operations.get(request)
         if operation is None or self._gone:
             if operation is not None:
                 self._operation_over(request, operation)
-            self._return_lease(lease)
+            self.results.return_lease(result.lease)
             return
-        payload: bytes | None = None
-        pieces: Pieces | None = None
-        if data is not None:
-            if nbytes <= self._context.limits.inline:
-                payload = bytes(data)
-            else:
-                pieces = self._pieces(request, memoryview(bytes(data)), 0)
-        elif arena >= 0 and (operation.message.inline_result or not self._shared_memory):
-            view = self._context.arenas.view(Region(arena, offset, nbytes))
-            if nbytes <= self._context.limits.inline:
-                payload = bytes(view)
-                view.release()
-                self._return_lease(lease)
-            else:
-                pieces = self._pieces(request, view, lease)
-        elif arena >= 0:
-            self._show(arena)
-            self.connection.send(
-                local.Done(request, None, arena, offset, nbytes, lease, False, participants, algorithm, elapsed)
-            )
-            self._operation_over(request, operation)
-            return
-        self.connection.send(
-            local.Done(request, payload, -1, 0, nbytes, 0, pieces is not None, participants, algorithm, elapsed)
-        )
-        if pieces is not None:
-            self.connection.stream(pieces)
+        by_arena = self._shared_memory and not operation.message.inline_result
+        self.results.give(request, result, by_arena=by_arena)
         self._operation_over(request, operation)
-
-    def _show(self, arena: int) -> None:
-        if arena in self._shown:
-            return
-        arenas = self._context.arenas
-        descriptor = arenas.descriptor(arena)
-        self._shown.add(arena)
-        self.connection.send(local.ResultArena(arena, arenas.group_of(arena), arenas.nbytes(arena)), descriptor)
-
-    def _pieces(self, request: int, view: memoryview, lease: int) -> Pieces:
-        """Make the pieces of a result; the lease is back as soon as the last one is made."""
-        try:
-            with view:
-                for begin in range(0, len(view), local.CHUNK):
-                    piece = bytes(view[begin : begin + local.CHUNK])
-                    yield local.Download(request, piece, begin + local.CHUNK >= len(view))
-        finally:
-            self._return_lease(lease)
-
-    def _return_lease(self, lease: int) -> None:
-        if lease:
-            self._sink.engine_event(LeasesReturned(self.client, (lease,)))
-
-    def arena_gone(self, arena: int) -> None:
-        """Send ResultArenaGone if the client has the arena."""
-        if arena in self._shown:
-            self._shown.discard(arena)
-            self.connection.send(local.ResultArenaGone(arena))
 
     def group_ended(self, group: int, error: AllReducedError) -> None:
         """Send GroupEnded if the client is in the group."""

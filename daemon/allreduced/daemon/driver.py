@@ -22,7 +22,7 @@ from allreduced.daemon.kernel_port import Kernels
 from allreduced.daemon.lazy_timer import LazyTimer
 from allreduced.daemon.membership import actions as membership_actions
 from allreduced.daemon.membership import events as membership_events
-from allreduced.daemon.ports import ClientPort, EnginePort, MembershipPort, PeerPort
+from allreduced.daemon.ports import ClientPort, EnginePort, MembershipPort, PeerPort, Result
 from allreduced.protocol.peer import Grant, MoreGrants, OperationFrame, Ready
 from allreduced.transports.base import Link
 
@@ -273,7 +273,16 @@ class Driver:
         sources = [address(source) for source in action.sources]
         target = address(action.target)
         if action.target.nbytes * (len(sources) + 1) <= AT_ONCE:
-            self._kernels.reduce(action.dtype, action.reduction, action.divisor, action.count, sources, target)
+            self._kernels.reduce(
+                action.dtype,
+                action.reduction,
+                action.divisor,
+                action.count,
+                sources,
+                target,
+                partials=action.partials,
+                partial_target=action.partial_target,
+            )
             self.engine_event(engine_events.Reduced(action.job))
             return
         self._jobs[action.job] = action.target.buffer
@@ -286,6 +295,8 @@ class Driver:
             sources,
             target,
             action.priority,
+            partials=action.partials,
+            partial_target=action.partial_target,
         )
 
     def _post_receive(self, action: engine_actions.PostReceive) -> None:
@@ -334,18 +345,17 @@ class Driver:
         if region is not None and not action.lease:
             data = self._arenas.view(region)
         leased = region if action.lease else None
-        self._clients.delivered(
-            action.client,
-            action.request,
-            data=data,
-            arena=leased.buffer if leased is not None else -1,
-            offset=leased.offset if leased is not None else 0,
-            nbytes=region.nbytes if region is not None else 0,
-            lease=action.lease,
-            participants=action.participants,
-            algorithm=action.algorithm,
-            elapsed=action.elapsed,
+        result = Result(
+            data,
+            leased.buffer if leased is not None else -1,
+            leased.offset if leased is not None else 0,
+            region.nbytes if region is not None else 0,
+            action.lease,
+            action.participants,
+            action.algorithm,
+            action.elapsed,
         )
+        self._clients.delivered(action.client, action.request, result)
         if data is not None:
             data.release()
 

@@ -14,8 +14,19 @@ class Kernels(Protocol):
     ``completed`` returned it.
     """
 
-    def reduce(self, dtype: int, reduction: int, divisor: int, count: int, sources: Sequence[int], target: int) -> None:
-        """Reduce at once."""
+    def reduce(
+        self,
+        dtype: int,
+        reduction: int,
+        divisor: int,
+        count: int,
+        sources: Sequence[int],
+        target: int,
+        *,
+        partials: int,
+        partial_target: bool,
+    ) -> None:
+        """Reduce at once. The last ``partials`` sources and the target may hold partial results: see ``_native``."""
 
     def submit(
         self,
@@ -27,6 +38,9 @@ class Kernels(Protocol):
         sources: Sequence[int],
         target: int,
         priority: int,
+        *,
+        partials: int,
+        partial_target: bool,
     ) -> None:
         """Queue one job; higher priority first, then in order."""
 

@@ -18,7 +18,7 @@ from allreduced.daemon.client_session import ClientSession, LocalContext
 from allreduced.daemon.engine.events import GroupStarted
 from allreduced.daemon.lifetime import Lifetime
 from allreduced.daemon.local_limits import LocalLimits
-from allreduced.daemon.ports import EventSink
+from allreduced.daemon.ports import EventSink, Result
 from allreduced.daemon.slab import Slab
 from allreduced.daemon.socket_path import BoundSocket, bind_socket
 from allreduced.protocol.local import Refused, encode
@@ -204,39 +204,16 @@ class LocalServer:
         if session := self._sessions.get(client):
             session.failed(request, error)
 
-    def delivered(
-        self,
-        client: int,
-        request: int,
-        *,
-        data: memoryview | None,
-        arena: int,
-        offset: int,
-        nbytes: int,
-        lease: int,
-        participants: tuple[int, ...],
-        algorithm: str,
-        elapsed: float,
-    ) -> None:
-        """Send Done; ``data`` is copied before this returns."""
+    def delivered(self, client: int, request: int, result: Result) -> None:
+        """Send Done; ``result.data`` is copied before this returns."""
         if session := self._sessions.get(client):
-            session.delivered(
-                request,
-                data=data,
-                arena=arena,
-                offset=offset,
-                nbytes=nbytes,
-                lease=lease,
-                participants=participants,
-                algorithm=algorithm,
-                elapsed=elapsed,
-            )
+            session.delivered(request, result)
 
     def arena_gone(self, arena: int) -> None:
         """Tell the clients that have the result arena that it is dropped."""
         for session in tuple(self._sessions.values()):
             if not session.gone:
-                session.arena_gone(arena)
+                session.results.arena_gone(arena)
 
     def group_ended(self, clients: Sequence[int], group: int, error: AllReducedError) -> None:
         """Send GroupEnded."""

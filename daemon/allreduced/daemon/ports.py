@@ -8,7 +8,7 @@ They in turn see the driver as an :class:`EventSink`, and the driver sees the pu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from allreduced.core.errors import AllReducedError
 from allreduced.daemon.engine.actions import Action as EngineAction
@@ -20,6 +20,23 @@ from allreduced.protocol.peer import Frame
 from allreduced.transports.base import Link
 
 
+class Result(NamedTuple):
+    """How an operation ended well, for one client; sizes and offsets in bytes, ``elapsed`` in seconds.
+
+    ``data``: bytes to copy into the message; else ``arena >= 0`` names a result arena, read under ``lease``, whose
+    descriptor the port sends first if the client does not have it; neither: no data.
+    """
+
+    data: memoryview | None
+    arena: int
+    offset: int
+    nbytes: int
+    lease: int
+    participants: tuple[int, ...]
+    algorithm: str
+    elapsed: float
+
+
 class ClientPort(Protocol):
     """The local plane, as the driver sees it. Calls for a client that is gone do nothing."""
 
@@ -29,25 +46,8 @@ class ClientPort(Protocol):
     def failed(self, client: int, request: int, error: AllReducedError) -> None:
         """Send RequestFailed (of a join or of an operation)."""
 
-    def delivered(
-        self,
-        client: int,
-        request: int,
-        *,
-        data: memoryview | None,
-        arena: int,
-        offset: int,
-        nbytes: int,
-        lease: int,
-        participants: tuple[int, ...],
-        algorithm: str,
-        elapsed: float,
-    ) -> None:
-        """Send Done.
-
-        ``data``: bytes to copy into the message now; else ``arena >= 0`` names a result arena, whose descriptor the
-        port sends first if this client does not have it; neither: no data.
-        """
+    def delivered(self, client: int, request: int, result: Result) -> None:
+        """Send Done; ``result.data`` is copied before this returns."""
 
     def arena_gone(self, arena: int) -> None:
         """Tell the clients that have the result arena that it is dropped."""

@@ -56,6 +56,18 @@ def test_a_small_tensor_travels_inside_the_messages(agent: FakeAgent, comm: Comm
     assert agent.count(AllocateArena) == 0
 
 
+def test_deterministic_asks_for_the_canonical_order(agent: FakeAgent, comm: Communicator) -> None:
+    x = np.ones(3, np.float32)
+    comm.all_reduce(x, deterministic=True)
+    comm.all_reduce_many([x, x.astype("int64")], deterministic=True, algorithm="canonical")
+    comm.all_reduce(x, algorithm="ring")
+    comm.all_reduce(x)
+    algorithms = [message.algorithm for message in agent.seen if isinstance(message, Submit)]
+    assert algorithms == ["canonical"] * 3 + ["ring", ""]
+    with pytest.raises(InvalidArgument, match="deterministic=True allows only algorithm='canonical', not 'ring'"):
+        comm.all_reduce(x, deterministic=True, algorithm="ring")
+
+
 def test_a_large_tensor_is_staged_in_an_arena_and_its_lease_returns_at_once(
     agent: FakeAgent, comm: Communicator
 ) -> None:
@@ -327,6 +339,17 @@ def test_all_reduce_many_packs_each_dtype(agent: FakeAgent, comm: Communicator) 
     submits = [message for message in agent.seen if isinstance(message, Submit)]
     assert [(submit.name, submit.count) for submit in submits] == [("grads", 6 + LARGE + 1), ("grads/int64", 4)]
     assert submits[0].shape == submits[1].shape == "(2, 3);(4,);(100000,);()"
+
+
+def test_all_reduce_many_takes_any_collection_but_no_single_array(agent: FakeAgent, comm: Communicator) -> None:
+    gradients = {"w": np.ones(3), "b": np.zeros(1)}
+    assert [list(x) for x in comm.all_reduce_many(gradients.values())] == [[1, 1, 1], [0]]  # type: ignore[call-overload]
+    for bad in (np.ones((2, 3)), 5.0, None):
+        with pytest.raises(InvalidArgument, match="it must be a list of tensors"):
+            comm.all_reduce_many(bad)  # type: ignore[call-overload]  # wrong on purpose
+    with pytest.raises(InvalidArgument, match="out is a ndarray"):
+        comm.all_reduce_many([np.ones(3)], out=np.ones((1, 3)))  # type: ignore[call-overload]  # wrong on purpose
+    assert agent.count(Submit) == 1
 
 
 def test_all_reduce_many_in_place_and_as_views(agent: FakeAgent, comm: Communicator) -> None:

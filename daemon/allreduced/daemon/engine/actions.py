@@ -32,8 +32,10 @@ class DestroyArena:
 class Reduce:
     """Combine ``sources`` element by element, in this order, into ``target``; Reduced follows.
 
-    All regions have ``count`` elements of ``dtype``. ``target`` may be the same region as one source, else it overlaps
-    none. Where ``reduction`` is MEAN the sum is divided by ``divisor``; a partial sum of a mean is asked for as SUM.
+    All regions have ``count`` elements of ``dtype``; but the last ``partials`` sources, and the target if
+    ``partial_target``, have them of ``dtype.accumulator``. ``target`` may be the same region as one source, else it
+    overlaps none. Where ``reduction`` is MEAN the sum is divided by ``divisor``; a partial sum of a mean is asked for
+    as SUM.
     """
 
     job: int
@@ -44,6 +46,8 @@ class Reduce:
     sources: tuple[Region, ...]
     target: Region
     priority: int
+    partials: int = 0
+    partial_target: bool = False
 
 
 @dataclass(frozen=True, slots=True)

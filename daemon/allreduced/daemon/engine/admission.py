@@ -7,6 +7,8 @@ operations never hold halves that the other one waits for, whatever the order in
 
 from __future__ import annotations
 
+from math import inf
+
 from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import SendFrame
 from allreduced.daemon.engine.context import Context
@@ -153,7 +155,7 @@ class Admission:
         if members == 1:
             return Solo(self._context, operation, plan.dtype, plan.reduction, plan.nbytes, sources)
         program = program_for(fingerprint.kind, plan.algorithm, members, plan.root_member, group.mine)
-        return Execution(self._context, operation, plan.dtype, plan.reduction, fingerprint.count, sources, program)
+        return Execution(self._context, operation, plan, fingerprint.count, sources, program)
 
     def _needs(self, operation: Operation, execution: Execution | Solo) -> tuple[int, int]:
         """Return the bytes of result and scratch; a small result is a part of the scratch."""
@@ -228,6 +230,8 @@ class Admission:
 
     def _start(self, operation: Operation) -> None:
         """Begin: every member is ready and all fingerprints agree."""
+        if operation.disputed < inf:
+            return
         execution = operation.execution
         if execution is None:
             self._ending.deliver(operation)

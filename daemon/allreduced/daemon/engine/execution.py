@@ -3,24 +3,30 @@
 Every tile of the tensor has one place in the result region. What a member needs of it before it is final is kept in
 that same place (or is a client's input, where there is only one): a final value that arrives there later was made of
 what was sent from there, which ``schedules.verify`` proves. A reduction in place waits until the tile is sent.
+
+Partial sums that are wider than the result (16-bit floats on a schedule of several hops) have no room there. They are
+made in windows of the scratch, whose slots are used again when the tile is sent and the next level has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from allreduced.core.dtypes import DType
 from allreduced.core.reductions import Reduction
 from allreduced.daemon.engine.actions import PostReceive, Reduce, Send, SendFrame
-from allreduced.daemon.engine.block import Block, Level, Progress, ReceiveRow, SendRow
+from allreduced.daemon.engine.block import Block, Level, Progress, ReceiveRow, SendRow, Shape
 from allreduced.daemon.engine.context import Context
 from allreduced.daemon.engine.flights import Job, Posting, Sending
 from allreduced.daemon.engine.free_list import aligned
 from allreduced.daemon.engine.operation import Operation
-from allreduced.daemon.engine.program import BlockPlan
+from allreduced.daemon.engine.plan import Plan
+from allreduced.daemon.engine.program import Program
 from allreduced.daemon.engine.region import Region
 from allreduced.protocol.peer import Grant, MoreGrants
 from allreduced.schedules.schedule import block_bounds
+
+_SHARE = 4
+"""Windows shrink to a single tile before those of one operation take more than this part of all scratch memory."""
 
 
 class PeerFault(Exception):
@@ -37,6 +43,7 @@ class Execution:
         "_divisor",
         "_dtype",
         "_itemsize",
+        "_narrow",
         "_operation",
         "_partial",
         "_reduction",
@@ -55,36 +62,44 @@ class Execution:
         self,
         context: Context,
         operation: Operation,
-        dtype: DType,
-        reduction: Reduction,
+        plan: Plan,
         count: int,
         sources: Sequence[Region],
-        program: Sequence[BlockPlan],
+        program: Program,
     ) -> None:
         group = operation.group
+        reduction = plan.reduction
         self._context = context
         self._operation = operation
-        self._dtype = dtype
-        self._itemsize = itemsize = dtype.itemsize
+        self._dtype = plan.dtype
+        self._itemsize = itemsize = plan.dtype.itemsize
         self._reduction = reduction
         self._partial = Reduction.SUM if reduction is Reduction.MEAN else reduction
         self._divisor = group.size if reduction is Reduction.MEAN else 1
         self._sources = tuple(sources)
-        self._tile = tile = max(1, group.tile_bytes // itemsize) * itemsize
+        partial = plan.partial.itemsize if program.wide else itemsize
+        self._narrow = partial != itemsize
+        self._tile = tile = max(1, group.tile_bytes // partial)
         self.nbytes = count * itemsize
-        window = context.limits.window_tiles
-        bounds = (0, count) if len(program) == 1 else block_bounds(count, len(program))
-        self._blocks: list[Block] = []
-        for number, plan in enumerate(program):
-            start, end = bounds[number] * itemsize, bounds[number + 1] * itemsize
-            if start != end:
-                self._blocks.append(Block(number, plan, start, end - start, tile, window, len(sources)))
+        bounds = (0, count) if len(program.blocks) == 1 else block_bounds(count, len(program.blocks))
+        present = [number for number in range(len(program.blocks)) if bounds[number] < bounds[number + 1]]
+        rows = sum(
+            (1 + self._narrow) * len(level.peers)
+            for number in present
+            for level in program.blocks[number].levels
+            if not level.copy
+        )
+        limits = context.limits
+        share = limits.scratch_bytes // _SHARE
+        window = min(limits.window_tiles, max(1, share // max(1, rows * tile * partial)))
+        shape = Shape(tile, window, itemsize, partial, len(self._sources), program.by_member)
+        self._blocks = [
+            Block(number, program.blocks[number], bounds[number], bounds[number + 1], shape) for number in present
+        ]
         self._block_of = {block.number: block for block in self._blocks}
         self._unfinished = len(self._blocks)
         self._rows_left = sum(len(block.sends) for block in self._blocks)
-        self._source_rows_left = (
-            sum(len(block.levels[0].sends) for block in self._blocks) if len(self._sources) == 1 else 0
-        )
+        self._source_rows_left = sum(len(block.levels[0].sends) for block in self._blocks if block.levels[0].of_source)
         self.scratch_bytes = self._lay_out_windows()
         self._result = Region(-1, 0, 0)
         self._scratch = Region(-1, 0, 0)
@@ -92,13 +107,15 @@ class Execution:
     def _lay_out_windows(self) -> int:
         offset = 0
         for block in self._blocks:
-            for level in block.levels[1:]:
-                if level.copy:
-                    continue
-                size = aligned(min(level.receives[0].slots * self._tile, block.end - block.offset))
+            elements = min(block.slots * self._tile, block.end - block.offset)
+            for level in block.levels:
+                if level.wide:
+                    level.window = offset
+                    offset += aligned(elements * level.itemsize)
                 for row in level.receives:
-                    row.window = offset
-                    offset += size
+                    if not level.copy:
+                        row.window = offset
+                        offset += aligned(elements * row.itemsize)
         return offset
 
     @property
@@ -174,7 +191,7 @@ class Execution:
         if nbytes < 1 or offset < 0 or offset + nbytes > posting.nbytes or nbytes > posting.left:
             raise PeerFault(f"sent {nbytes} bytes at {offset} of a receive of {posting.nbytes} bytes")
         row = posting.row
-        tile, left = self._tile, row.left
+        tile, left = self._tile * row.itemsize, row.left
         index = posting.first + offset // tile
         within = offset % tile
         rest = nbytes
@@ -257,42 +274,54 @@ class Execution:
             if row.next < row.granted:
                 self._send(block, row)
 
-    def _reduce(self, block: Block, level: Level) -> None:
-        """Issue the reductions of a level that have all their inputs."""
-        from_inputs = level.index == 0 or (level.index == 1 and not block.levels[0].in_place)
+    def _ready_tiles(self, block: Block, level: Level) -> int:
+        """Return how many tiles of a level have all that their reduction needs."""
         if level.index:
             before = block.levels[level.index - 1]
             limit = before.progress.done
             for row in level.receives:
                 limit = min(limit, row.arrived)
-            if before.in_place:
+            if before.kept and not before.wide:  # it is in the place where this level goes
                 for send in before.sends:
                     limit = min(limit, send.sent.done)
         elif level.final:
             limit = block.tiles
-        else:
+        elif level.sends:
             limit = max(send.granted for send in level.sends)
+        else:
+            limit = block.levels[1].receives[0].granted
+        if level.wide:
+            used = limit
+            for send in level.sends:
+                used = min(used, send.sent.done)
+            if level.index + 1 < len(block.levels) and not block.levels[level.index + 1].copy:
+                used = min(used, block.levels[level.index + 1].progress.done)
+            limit = min(limit, used + block.slots)
+        return limit
+
+    def _reduce(self, block: Block, level: Level) -> None:
+        """Issue the reductions of a level that have all their inputs."""
+        limit = self._ready_tiles(block, level)
         first = level.issued
         if first >= limit:
             return
-        slots = level.receives[0].slots if level.receives else block.tiles
-        reduction = self._reduction if level.final else self._partial
-        divisor = self._divisor if level.final else 1
-        operation, context, result = self._operation, self._context, self._result
+        before = block.levels[level.index - 1] if level.index else None
+        from_inputs = before is None or not before.kept
+        in_turns = bool(level.receives) or level.wide
+        partials = len(level.receives) + (not from_inputs) if self._narrow else 0
+        operation, context = self._operation, self._context
         while first < limit:
             # Slots are used in turns: a range that wraps around is two jobs.
-            end = min(limit, first - first % slots + slots)
+            end = min(limit, first - first % block.slots + block.slots) if in_turns else limit
             low = block.offset + first * self._tile
-            nbytes = min(block.offset + end * self._tile, block.end) - low
-            target = Region(result.buffer, result.offset + low, nbytes)
-            if from_inputs:
-                sources = [Region(source.buffer, source.offset + low, nbytes) for source in self._sources]
+            count = min(block.offset + end * self._tile, block.end) - low
+            if before is None or not before.kept:
+                offset, nbytes = low * self._itemsize, count * self._itemsize
+                own = [Region(source.buffer, source.offset + offset, nbytes) for source in self._sources]
                 operation.source_readers += 1
             else:
-                sources = [target]
-            if level.receives:
-                slot = self._scratch.offset + first % slots * self._tile
-                sources += [Region(self._scratch.buffer, slot + row.window, nbytes) for row in level.receives]
+                own = [self._place(block, before, first, count)]
+            received = [self._slot(row.window, first % row.slots, row.itemsize, count) for row in level.receives]
             number = context.number()
             context.jobs[number] = Job(operation, block, level, first, end, from_inputs)
             operation.outstanding += 1
@@ -300,39 +329,57 @@ class Execution:
                 Reduce(
                     number,
                     self._dtype,
-                    reduction,
-                    divisor,
-                    nbytes // self._itemsize,
-                    tuple(sources),
-                    target,
+                    self._reduction if level.final else self._partial,
+                    self._divisor if level.final else 1,
+                    count,
+                    (*received[: level.own], *own, *received[level.own :]),
+                    self._place(block, level, first, count),
                     operation.priority,
+                    partials,
+                    level.wide,
                 )
             )
             level.issued = first = end
 
+    def _place(self, block: Block, level: Level, tile: int, count: int) -> Region:
+        """Return where ``count`` elements of a level are, from ``tile`` on; they do not wrap around its window."""
+        if level.wide:
+            return self._slot(level.window, tile % block.slots, level.itemsize, count)
+        offset = (block.offset + tile * self._tile) * self._itemsize
+        return Region(self._result.buffer, self._result.offset + offset, count * self._itemsize)
+
+    def _slot(self, window: int, slot: int, itemsize: int, count: int) -> Region:
+        offset = window + slot * self._tile * itemsize
+        return Region(self._scratch.buffer, self._scratch.offset + offset, count * itemsize)
+
     def _send(self, block: Block, row: SendRow) -> None:
         """Send what is there of a row and granted."""
         operation, context = self._operation, self._context
-        level = row.level
-        of_source = level.index == 0 and len(self._sources) == 1
-        available = block.tiles if of_source else level.progress.done
-        base = self._sources[0] if of_source else self._result
+        level, tile = row.level, self._tile
+        available = block.tiles if level.of_source else level.progress.done
         while row.next < available and row.grants:
             first, granted_end, token = row.grants[0]
             end = min(available, granted_end)
-            low = block.offset + row.next * self._tile
-            nbytes = min(block.offset + end * self._tile, block.end) - low
+            if level.wide:
+                end = min(end, row.next - row.next % block.slots + block.slots)
+            low = block.offset + row.next * tile
+            count = min(block.offset + end * tile, block.end) - low
+            if level.of_source:
+                source, itemsize = self._sources[0], self._itemsize
+                region = Region(source.buffer, source.offset + low * itemsize, count * itemsize)
+            else:
+                region = self._place(block, level, row.next, count)
             number = context.number()
-            context.sends[number] = operation.sendings[number] = Sending(operation, row, row.next, end, of_source)
+            context.sends[number] = operation.sendings[number] = Sending(operation, row, row.next, end, level.of_source)
             operation.outstanding += 1
-            operation.source_readers += of_source
+            operation.source_readers += level.of_source
             context.out.append(
                 Send(
                     number,
                     operation.group.members[row.peer].node,
                     token,
-                    (row.next - first) * self._tile,
-                    Region(base.buffer, base.offset + low, nbytes),
+                    (row.next - first) * tile * level.itemsize,
+                    region,
                     operation.peers[row.peer].tag,
                     operation.priority,
                 )
@@ -344,21 +391,20 @@ class Execution:
     def _grant(self, row: ReceiveRow, limit: int) -> list[Posting]:
         """Post receives for the tiles of ``row`` from the last granted one to ``limit``."""
         postings = []
-        block, tile, context = row.block, self._tile, self._context
+        block, level, context = row.block, row.level, self._context
+        tile_bytes = self._tile * row.itemsize
         while row.granted < limit:
             first = row.granted
             end = min(limit, first - first % row.slots + row.slots)
-            low = block.offset + first * tile
-            nbytes = min(block.offset + end * tile, block.end) - low
-            if row.window < 0:
-                region = Region(self._result.buffer, self._result.offset + low, nbytes)
+            count = min(end * self._tile, block.end - block.offset) - first * self._tile
+            if level.copy:
+                region = self._place(block, level, first, count)
             else:
-                slot = row.window + first % row.slots * tile
-                region = Region(self._scratch.buffer, self._scratch.offset + slot, nbytes)
-            posting = Posting(context.number(), self._operation, row, first, end - first, nbytes)
+                region = self._slot(row.window, first % row.slots, row.itemsize, count)
+            posting = Posting(context.number(), self._operation, row, first, end - first, region.nbytes)
             context.receives[posting.number] = self._operation.postings[posting.number] = posting
-            row.left += [tile] * (end - first - 1)
-            row.left.append(nbytes - (end - first - 1) * tile)
+            row.left += [tile_bytes] * (end - first - 1)
+            row.left.append(region.nbytes - (end - first - 1) * tile_bytes)
             row.granted = end
             postings.append(posting)
             node = self._operation.group.members[row.peer].node

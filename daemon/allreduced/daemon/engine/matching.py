@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from operator import itemgetter
 
 from allreduced.core.errors import AllReducedError, from_wire
@@ -17,8 +18,11 @@ from allreduced.daemon.engine.operation import ENDED, STARTED, Operation, State
 from allreduced.daemon.engine.plan import plan_for
 from allreduced.daemon.engine.timers import Timers
 from allreduced.protocol.peer import (
+    MAX_CALLS,
     Abort,
     Arrived,
+    Call,
+    Differs,
     Fingerprint,
     MoreGrants,
     OperationFrame,
@@ -28,7 +32,10 @@ from allreduced.protocol.peer import (
     Withdrawn,
 )
 
-_OPENING = (Ready, Queued, Arrived)
+DISPUTE_SECONDS = 1.0
+"""How long to wait, where calls differ, for ranks that did not call yet: an error that names all shows who is wrong."""
+
+_OPENING = (Ready, Queued, Arrived, Differs)
 GONE = 1 << 62
 """The next use of a rank that left: it never waits for anything."""
 
@@ -85,6 +92,9 @@ class Matching:
         if submit.refused is not None:
             self._ending.fail(operation, wording.refused(operation, submit.rank, submit.refused))
             return
+        if operation.disputed < inf or self._disagrees(operation, submit.fingerprint):
+            self._dispute(operation)
+            return
         error = self._check(operation, submit)
         if error is not None:
             self._ending.fail(operation, error)
@@ -131,6 +141,8 @@ class Matching:
             self._admission.withdraw_came(operation, peer, frame)
         elif isinstance(frame, Withdrawn):
             self._admission.withdrawn_came(operation, peer, frame)
+        elif isinstance(frame, Differs):
+            self._differs(operation, peer, frame)
         elif isinstance(frame, Queued):
             self._here(operation, peer, frame.stamp)
         elif isinstance(frame, Arrived):
@@ -167,6 +179,15 @@ class Matching:
         now = self._context.now
         if operation.state in ENDED:
             return
+        if operation.disputed < inf:
+            if now < operation.disputed:
+                self._timers.set(operation, operation.disputed)
+            else:
+                self._settle_dispute(operation, now=True)
+            if now < operation.deadline:
+                return
+        if operation.state in ENDED:
+            return
         if now < operation.deadline:
             operation.told = True
             self._tell_arrived(operation, to_all=True)
@@ -198,13 +219,8 @@ class Matching:
             self._timers.set(operation, min(operation.wake, max(warn, now)))
 
     def _check(self, operation: Operation, submit: Submitted) -> AllReducedError | None:
-        """Compare a submit with what is known; returns what is wrong with it."""
+        """Compare a submit with what can be; returns what is wrong with it."""
         fingerprint = submit.fingerprint
-        known = operation.fingerprint
-        if known is None:
-            operation.fingerprint = fingerprint
-        elif known is not fingerprint and known != fingerprint:
-            return wording.mismatch(operation, self._fingerprints(operation))
         plan = operation.plan
         if plan is None:
             plan = operation.plan = plan_for(operation.group, fingerprint)
@@ -216,11 +232,51 @@ class Matching:
         given = submit.source.nbytes if submit.source is not None else 0
         return None if given == wanted else wording.bad_source(operation, submit.rank, given, wanted)
 
+    def _disagrees(self, operation: Operation, fingerprint: Fingerprint) -> bool:
+        """Return whether this is another call than was known; the first one is taken note of."""
+        known = operation.fingerprint
+        if known is None:
+            operation.fingerprint = fingerprint
+            return False
+        return known is not fingerprint and known != fingerprint
+
+    def _dispute(self, operation: Operation) -> None:
+        """Tell the others that calls differ, and fail as soon as all are known, or in a while."""
+        group, now = operation.group, self._context.now
+        if operation.disputed == inf:
+            operation.disputed = min(now + DISPUTE_SECONDS, operation.deadline)
+            self._timers.set(operation, min(operation.wake, operation.disputed))
+        frame = Differs(group.number, group.generation, operation.name, operation.use, _local_calls(operation))
+        for node, _ in group.others:
+            self._context.out.append(SendFrame(node, frame))
+        self._settle_dispute(operation)
+
+    def _differs(self, operation: Operation, peer: int, frame: Differs) -> None:
+        group = operation.group
+        ranks = group.members[peer].ranks
+        told = [rank for call in frame.calls for rank in call.ranks]
+        if operation.state in STARTED or len(set(told)) < len(told) or not set(told) <= set(ranks):
+            node = group.members[peer].node
+            self._ending.fail(operation, wording.bad_frame(operation, node, "says that its ranks disagree"))
+            return
+        operation.peers[peer].calls = frame.calls
+        if operation.disputed == inf:
+            self._dispute(operation)
+        else:
+            self._settle_dispute(operation)
+
+    def _settle_dispute(self, operation: Operation, *, now: bool = False) -> None:
+        known = self._fingerprints(operation)
+        if (now or len(known) == operation.group.size) and len({fingerprint for _, fingerprint in known}) > 1:
+            self._ending.fail(operation, wording.mismatch(operation, known))
+
     def _fingerprints(self, operation: Operation) -> list[tuple[int, Fingerprint]]:
         pairs = [(submit.rank, submit.fingerprint) for submit in operation.submits if submit is not None]
         for member, view in zip(operation.group.members, operation.peers, strict=False):
             if view.fingerprint is not None:
                 pairs += [(rank, view.fingerprint) for rank in member.ranks]
+            else:
+                pairs += [(rank, call.fingerprint) for call in view.calls for rank in call.ranks]
         return sorted(pairs, key=itemgetter(0))
 
     def _find_or_open(self, group: Group, peer: int, frame: OperationFrame) -> Operation | None:
@@ -259,10 +315,11 @@ class Matching:
         view.ready = frame
         view.fingerprint = frame.fingerprint
         operation.unready -= 1
-        if operation.fingerprint is None:
-            operation.fingerprint = frame.fingerprint
-        elif operation.fingerprint != frame.fingerprint:
-            self._ending.fail(operation, wording.mismatch(operation, self._fingerprints(operation)))
+        if operation.disputed < inf:
+            self._settle_dispute(operation)
+            return
+        if self._disagrees(operation, frame.fingerprint):
+            self._dispute(operation)
             return
         self._here(operation, peer, frame.stamp)
         if operation.state is State.READY and operation.unready == 0:
@@ -314,3 +371,11 @@ class Matching:
         if operation.execution is None:
             return []
         return [members[peer].node for peer in operation.execution.unserved()]
+
+
+def _local_calls(operation: Operation) -> tuple[Call, ...]:
+    ranks: dict[Fingerprint, list[int]] = {}
+    for submit in operation.submits:
+        if submit is not None:
+            ranks.setdefault(submit.fingerprint, []).append(submit.rank)
+    return tuple(Call(fingerprint, tuple(sorted(held))) for fingerprint, held in ranks.items())[:MAX_CALLS]

@@ -10,7 +10,7 @@ from allreduced.core.errors import AllReducedError
 from allreduced.core.identity import OperationKey
 from allreduced.daemon.engine.events import Submitted
 from allreduced.daemon.engine.memory import Allocation
-from allreduced.protocol.peer import Fingerprint, Ready
+from allreduced.protocol.peer import Call, Fingerprint, Ready
 
 if TYPE_CHECKING:
     from allreduced.daemon.engine.execution import Execution
@@ -53,6 +53,7 @@ class PeerView:
     __slots__ = (
         "asked",
         "attempt",
+        "calls",
         "fingerprint",
         "here",
         "ranks",
@@ -83,6 +84,8 @@ class PeerView:
         self.refused = False
         self.asked = False
         """It wants to know who arrived here."""
+        self.calls: tuple[Call, ...] = ()
+        """What its ranks called, where it told because calls differ."""
 
     @property
     def tag(self) -> int:
@@ -97,6 +100,7 @@ class Operation:
         "absent",
         "attempt",
         "deadline",
+        "disputed",
         "error",
         "execution",
         "fingerprint",
@@ -147,6 +151,8 @@ class Operation:
         self.opened = 0.0
         """Time of the first local submit."""
         self.deadline = math.inf
+        self.disputed = math.inf
+        """Calls differ: until when to wait for the rest of them, so that the error names all. Nothing starts."""
         self.wake = math.inf
         """When the timer looks at this operation next."""
         self.stamp: tuple[int, ...] = ()

@@ -19,12 +19,14 @@ _MAX_PLANS = 4096
 class Plan:
     """A fingerprint, resolved. Where ``error`` is set the call cannot be served and nothing else counts."""
 
-    __slots__ = ("algorithm", "broadcast", "dtype", "error", "nbytes", "reduction", "root_member")
+    __slots__ = ("algorithm", "broadcast", "dtype", "error", "nbytes", "partial", "reduction", "root_member")
 
     def __init__(self, group: Group, fingerprint: Fingerprint) -> None:
         self.algorithm = ""
         self.broadcast = fingerprint.kind == "broadcast"
         self.dtype = DType.FLOAT32
+        self.partial = DType.FLOAT32
+        """The type of values that are not final, where they are reduced at several hops."""
         self.reduction = Reduction.COPY
         self.root_member = -1
         self.nbytes = 0
@@ -45,7 +47,6 @@ class Plan:
         if data and count:
             self.dtype = DType(fingerprint.dtype)
             self.nbytes = count * self.dtype.itemsize
-        self.algorithm = select(fingerprint.kind, fingerprint.algorithm, len(group.members), self.nbytes)
         if self.broadcast:
             for index, member in enumerate(group.members):
                 if fingerprint.root in member.ranks:
@@ -60,6 +61,9 @@ class Plan:
             if fingerprint.op not in _REDUCTIONS:
                 raise InvalidArgument(f"unknown code {fingerprint.op} of a reduction")
             self.reduction = parse_reduction(Reduction(fingerprint.op).label, DType(fingerprint.dtype))
+        self.partial = self.dtype.accumulator if self.reduction.rounds else self.dtype
+        narrow = self.partial is not self.dtype
+        self.algorithm = select(fingerprint.kind, fingerprint.algorithm, len(group.members), self.nbytes, narrow=narrow)
 
 
 def plan_for(group: Group, fingerprint: Fingerprint) -> Plan:

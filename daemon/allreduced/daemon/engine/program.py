@@ -6,6 +6,7 @@ receives of one step make of it. A send belongs to the level that the value has 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,12 +16,16 @@ from allreduced.schedules.select import schedule_for
 
 @dataclass(frozen=True, slots=True)
 class LevelPlan:
-    """The receives of one step. ``copy``: the value is taken as it is, from the only peer."""
+    """The receives of one step. ``copy``: the value is taken as it is, from the only peer.
+
+    ``own``: how many received values come before the own one in the order of reduction.
+    """
 
     step: int
     copy: bool
     final: bool
     peers: tuple[int, ...]
+    own: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,17 @@ class BlockPlan:
     sends: tuple[SendPlan, ...]
 
 
-def compile_program(schedule: Schedule, member: int) -> tuple[BlockPlan, ...]:
-    """Return the plan of every block for ``member``."""
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What one member does. ``wide`` and ``by_member``: as in :class:`~allreduced.schedules.schedule.Schedule`."""
+
+    blocks: tuple[BlockPlan, ...]
+    wide: bool
+    by_member: bool
+
+
+def compile_program(schedule: Schedule, member: int) -> Program:
+    """Return what ``member`` does."""
     levels: list[list[LevelPlan]] = [[] for _ in range(schedule.blocks)]
     sends: list[list[SendPlan]] = [[] for _ in range(schedule.blocks)]
     rows = (schedule.member == member).nonzero()[0].tolist()
@@ -51,14 +65,18 @@ def compile_program(schedule: Schedule, member: int) -> tuple[BlockPlan, ...]:
         mine = levels[block]
         if move == Move.SEND:
             sends[block].append(SendPlan(step, peer, len(mine)))
-        elif mine and mine[-1].step == step:
-            mine[-1] = LevelPlan(step, False, final, (*mine[-1].peers, peer))
-        else:
-            mine.append(LevelPlan(step, move == Move.RECV_COPY, final or move == Move.RECV_COPY, (peer,)))
-    return tuple(BlockPlan(tuple(levels[block]), tuple(sends[block])) for block in range(schedule.blocks))
+            continue
+        peers: tuple[int, ...] = (peer,)
+        if mine and mine[-1].step == step:
+            peers = (*mine.pop().peers, peer)
+        own = bisect_left(peers, member) if schedule.by_member else 0
+        copy = move == Move.RECV_COPY
+        mine.append(LevelPlan(step, copy, final or copy, peers, own))
+    blocks = tuple(BlockPlan(tuple(levels[block]), tuple(sends[block])) for block in range(schedule.blocks))
+    return Program(blocks, schedule.wide, schedule.by_member)
 
 
 @lru_cache(maxsize=1024)
-def program_for(kind: str, algorithm: str, members: int, root: int, member: int) -> tuple[BlockPlan, ...]:
+def program_for(kind: str, algorithm: str, members: int, root: int, member: int) -> Program:
     """Return :func:`compile_program` of ``select.schedule_for`` with these arguments."""
     return compile_program(schedule_for(kind, algorithm, members, root), member)

@@ -48,16 +48,10 @@ def field_text(fingerprint: Fingerprint, field: str) -> str:
     return str(value)
 
 
-def differing_field(one: Fingerprint, other: Fingerprint) -> str:
-    """Return the first field that differs."""
-    return next(field for field in FIELDS if getattr(one, field) != getattr(other, field))
-
-
 def mismatch(operation: Operation, fingerprints: Sequence[tuple[int, Fingerprint]]) -> MismatchError:
     """Return the error for ranks that called one operation differently; ``fingerprints`` are (rank, what it gave)."""
-    first = fingerprints[0][1]
-    other = next(fingerprint for _, fingerprint in fingerprints if fingerprint != first)
-    field = differing_field(first, other)
+    calls = {fingerprint for _, fingerprint in fingerprints}
+    field = next(field for field in FIELDS if len({getattr(fingerprint, field) for fingerprint in calls}) > 1)
     by_rank = {rank: field_text(fingerprint, field) for rank, fingerprint in sorted(fingerprints, key=itemgetter(0))}
     by_value: dict[str, list[int]] = {}
     for rank, value in by_rank.items():
