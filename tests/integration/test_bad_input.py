@@ -22,7 +22,7 @@ from allreduced.core.errors import (
 from allreduced.protocol.local import Hello, Submit, encode
 
 LOOPBACK = ("--listen", "tcp://127.0.0.1:0")
-BOUND = 60.0
+BOUND = 100.0
 """Seconds in which everything must have ended; the agents' own limits are far below."""
 
 PLACES = (0, 0, 1, 1, 2, 2)
@@ -213,7 +213,7 @@ async def test_wrong_calls_of_one_rank_are_errors_of_that_call_only(start_agent:
     async with asyncio.timeout(BOUND), unharmed(agents), group(agents, PLACES) as ranks:
         comm = ranks[3]
         wrong: list[tuple[Callable[[], object], str]] = [
-            (lambda: comm.all_reduce(np.ones(3, "float16")), "there are float32, float64, int32, int64"),
+            (lambda: comm.all_reduce(np.zeros(3, "datetime64[s]")), "there are .*float32, float64"),
             (lambda: comm.all_reduce(np.ones(3), op="median"), "there are sum, mean, prod, min, max"),
             (lambda: comm.all_reduce(np.ones(3, "int32"), op="mean"), "mean of int32 is not defined"),
             (lambda: comm.all_reduce(np.ones(12), out=readonly), "out is read-only"),
