@@ -32,6 +32,14 @@ def test_the_configuration_page_tells_the_meaning_of_every_setting() -> None:
     assert all(meaning.strip() for _, meaning in rows)
 
 
+def test_the_example_of_a_configuration_has_every_key() -> None:
+    example = tomllib.loads((ROOT / "configs" / "agent.toml").read_text(encoding="utf-8"))
+    explained_there = {"security": {"secret", "secret_file"}}  # an example with a secret would be copied with it
+    for name in Settings.__struct_fields__:
+        keys = set(getattr(Settings(), name).__struct_fields__) - explained_there.get(name, set())
+        assert set(example[name]) == keys, name
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
     anchors = {

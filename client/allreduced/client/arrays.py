@@ -91,7 +91,7 @@ def read_tensor(value: object, *, what: str = "x") -> Tensor:
     """
     if _is_torch(value):
         return _from_torch(value, what)
-    if not isinstance(value, np.ndarray | ArrayInterface) and isinstance(value, DLPack):
+    if type(value) is not np.ndarray and not isinstance(value, ArrayInterface) and isinstance(value, DLPack):
         array, dtype = read_dlpack(value, what)
         elements = _numpy_bfloat16(what) if dtype is DType.BFLOAT16 else None
         return Tensor(array, dtype, Kind(torch=False, elements=elements))

@@ -52,7 +52,9 @@ class Peers(Section, frozen=True):
     """Where other agents are, and where this one is for them."""
 
     listen: Annotated[str, Meta(description="scheme://host:port to listen at; empty: only where there are peers")] = ""
-    advertise: Annotated[str, Meta(description="scheme://host:port that others dial; empty: as listened at")] = ""
+    advertise: Annotated[
+        str, Meta(description="scheme://host:port that others dial; empty: as listened at, or on the way to a peer")
+    ] = ""
     static: Annotated[tuple[StaticPeer, ...], Meta(description="agents to dial, as node=address in a variable")] = ()
     flows: Annotated[int, Meta(ge=1, le=64, description="data connections per link")] = 2
 
