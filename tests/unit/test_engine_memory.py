@@ -75,6 +75,12 @@ def test_arenas_are_powers_of_two_and_reused() -> None:
     assert context.out == []
 
 
+def test_large_arenas_are_no_larger_than_needed() -> None:
+    context, memory = _memory(arena_bytes=64 << 30)
+    memory.reserve(7, (4 << 30) + 64, 0)
+    assert context.out == [CreateArena(FIRST_ENGINE_BUFFER, 7, (4 << 30) + 4096)]
+
+
 def test_groups_never_share_a_result_arena() -> None:
     context, memory = _memory(arena_bytes=64 << 20)
     memory.reserve(1, 9000, 0)

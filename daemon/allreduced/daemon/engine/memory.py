@@ -16,7 +16,7 @@ PAGE = 4096
 PRIVATE = 0
 
 MAX_GROWTH = 64 << 20
-"""Bytes of an arena that is made larger than what it is made for."""
+"""Bytes of the largest arena that is made larger than what it is made for."""
 
 
 class Arena:
@@ -198,8 +198,10 @@ class Memory:
         # The more a group has, the larger its next arena: each one costs a descriptor, and a mapping in each client.
         have = sum(arena.nbytes for arena in self._by_group.get(group, ()))
         grown = min(MAX_GROWTH, 1 << (have // 4).bit_length() >> 1)
-        generous = max(1 << (nbytes - 1).bit_length(), self._context.limits.arena_chunk, grown)
         exact = _pages(nbytes)
+        # A power of two may be nearly twice as much, which large tensors must not cost.
+        rounded = 1 << (nbytes - 1).bit_length() if nbytes <= MAX_GROWTH else exact
+        generous = max(rounded, self._context.limits.arena_chunk, grown)
         size = generous if self._room(private) >= generous and self._room(False) >= generous + also else exact
         for arena in list(self._arenas.values()):
             if self._room(private) >= exact and self._room(False) >= exact + also:
