@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from allreduced.core.errors import LimitExceeded
+from allreduced.core.errors import AllReducedError, LimitExceeded
 from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import Action, Fail
 from allreduced.daemon.engine.admission import Admission
@@ -34,6 +34,7 @@ from allreduced.daemon.engine.events import (
 )
 from allreduced.daemon.engine.execution import Execution, PeerFault
 from allreduced.daemon.engine.flights import Posting
+from allreduced.daemon.engine.forgetting import Forgetting
 from allreduced.daemon.engine.group import Group
 from allreduced.daemon.engine.leases import Leases
 from allreduced.daemon.engine.limits import Limits
@@ -60,7 +61,7 @@ class Engine:
         self._past: deque[int] = deque(maxlen=_PAST_GROUPS)
         self._forgotten: list[Group] = []
         self._early = EarlyFrames(self._context)
-        self._timers = Timers(self._context)
+        self._timers: Timers[Operation | Forgetting] = Timers(self._context)
         self._memory = Memory(self._context)
         self._leases = Leases(self._context, self._memory)
         self._ending = Ending(self._context, self._memory, self._leases)
@@ -119,13 +120,15 @@ class Engine:
 
     def _group_broken(self, event: GroupBroken) -> None:
         group = self._groups.get(event.group)
-        if group is None or group.error is not None:
-            return
-        group.error = event.error
+        if group is not None and group.error is None:
+            self._break(group, event.error, tell=False)
+
+    def _break(self, group: Group, error: AllReducedError, *, tell: bool) -> None:
+        group.error = error
         group.outcomes.clear()
         self._matching.stop_forgetting(group)
         for operation in list(group.operations.values()):
-            self._ending.fail(operation, event.error, tell=False)
+            self._ending.fail(operation, error, tell=tell)
         for operation in list(group.ending.values()):
             self._ending.settle(operation)
 
@@ -267,6 +270,11 @@ class Engine:
 
     def _time_passed(self, event: TimePassed) -> None:
         del event
-        for operation in self._timers.due():
-            self._matching.overdue(operation)
+        for due in self._timers.due():
+            if isinstance(due, Operation):
+                self._matching.overdue(due)
+                continue
+            error = self._matching.round_overdue(due)
+            if error is not None and due.group.error is None:
+                self._break(due.group, error, tell=True)
         self._timers.arm()

@@ -31,11 +31,11 @@ Held: TypeAlias = "Submitted | tuple[str, OperationFrame]"
 class Forgetting:
     """The rounds of one group. ``frozen``: the names that must not be used here until the round is decided."""
 
-    __slots__ = ("_answers", "_context", "_group", "_proposals", "_round", "_threshold", "frozen", "held")
+    __slots__ = ("_answers", "_context", "_proposals", "_round", "_threshold", "frozen", "group", "held", "wake")
 
     def __init__(self, context: Context, group: Group) -> None:
         self._context = context
-        self._group = group
+        self.group = group
         self._round = 1
         """The round that is under way or comes next."""
         self._proposals: dict[int, Forget] = {}
@@ -45,10 +45,22 @@ class Forgetting:
         self.frozen: dict[str, int] = {}
         """With the place in the proposal."""
         self.held: list[Held] = []
+        self.wake = -1.0
+
+    @property
+    def deadline(self) -> float:
+        """When the first of the submits that wait for the round must have ended; infinite where none waits."""
+        return min((one.deadline_at for one in self.held if isinstance(one, Submitted)), default=math.inf)
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """The nodes whose answers the round still lacks. The first member proposes and does not answer."""
+        answers = self._answers.get(self._round, ())
+        return tuple(node for node, index in self.group.others if index and index not in answers)
 
     def look(self) -> None:
         """Propose to forget something if there is much to forget. On a single node it is dropped at once."""
-        group = self._group
+        group = self.group
         if len(group.uses) <= self._threshold or group.mine or self._round in self._proposals:
             return
         names = self._at_rest()
@@ -104,7 +116,7 @@ class Forgetting:
 
     def _go_on(self) -> bool:
         """Answer the proposal of this round if that is still to be done; True where the round is decided now."""
-        group, number = self._group, self._round
+        group, number = self.group, self._round
         proposal = self._proposals.get(number)
         if proposal is None:
             return False
@@ -136,7 +148,7 @@ class Forgetting:
     def _postpone_next(self) -> None:
         """Try again only when there are many more names, for nothing could be dropped."""
         kept = self._context.limits.names_kept
-        self._threshold = max(kept, len(self._group.uses) + kept // 8)
+        self._threshold = max(kept, len(self.group.uses) + kept // 8)
 
     def _freeze(self, proposal: Forget, refused: tuple[int, ...]) -> None:
         kept = set(refused)
@@ -144,7 +156,7 @@ class Forgetting:
 
     def _at_rest(self) -> dict[str, int]:
         """Return the longest known names that nothing here uses, with their counts."""
-        uses, busy = self._group.uses, self._busy()
+        uses, busy = self.group.uses, self._busy()
         found: dict[str, int] = {}
         nbytes = 0
         for name in list(islice(uses, _EXAMINED)):
@@ -161,7 +173,7 @@ class Forgetting:
         return found
 
     def _refused(self, proposal: Forget) -> tuple[int, ...]:
-        uses, busy = self._group.uses, self._busy()
+        uses, busy = self.group.uses, self._busy()
         refused = []
         for place, (name, count) in enumerate(zip(proposal.names, proposal.uses, strict=True)):
             counts = uses.get(name)
@@ -171,11 +183,11 @@ class Forgetting:
 
     def _busy(self) -> set[str]:
         """Return the names of which something is under way here."""
-        group = self._group
+        group = self.group
         return {name for keys in (group.operations, group.ending, group.outcomes) for name, _ in keys}
 
     def _postpone(self, name: str) -> None:
         """Look at a name again only after all others."""
-        uses = self._group.uses
+        uses = self.group.uses
         if name in uses:
             uses[name] = uses.pop(name)

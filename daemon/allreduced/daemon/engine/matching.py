@@ -47,7 +47,9 @@ GONE = 1 << 62
 class Matching:
     """Opens operations and fills in who is there."""
 
-    def __init__(self, context: Context, admission: Admission, ending: Ending, timers: Timers) -> None:
+    def __init__(
+        self, context: Context, admission: Admission, ending: Ending, timers: Timers[Operation | Forgetting]
+    ) -> None:
         self._context = context
         self._admission = admission
         self._ending = ending
@@ -68,7 +70,7 @@ class Matching:
             self._refuse(submit, group.error)
             return
         if submit.name in group.forgetting.frozen:
-            group.forgetting.held.append(submit)
+            self._hold(group.forgetting, submit)
             return
         uses = group.uses.get(submit.name)
         if uses is None:
@@ -203,6 +205,23 @@ class Matching:
                 # What such a rank submitted stays valid, which the others must know before they miss it.
                 self._tell_arrived(operation, to_all=True)
             self._check_left(operation)
+
+    def _hold(self, forgetting: Forgetting, submit: Submitted) -> None:
+        forgetting.held.append(submit)
+        if not 0 <= forgetting.wake <= submit.deadline_at:
+            self._timers.set(forgetting, submit.deadline_at)
+
+    def round_overdue(self, forgetting: Forgetting) -> AllReducedError | None:
+        """Return why the group cannot go on, if a submit waited for a round until its deadline.
+
+        The round must not end for this member alone, or its calls would meet others than they should.
+        """
+        deadline = forgetting.deadline
+        if deadline <= self._context.now:
+            return wording.round_unanswered(forgetting.group, forgetting.silent)
+        if deadline < inf:
+            self._timers.set(forgetting, deadline)
+        return None
 
     def overdue(self, operation: Operation) -> None:
         """Handle the operation's time: first ask who arrived, then give up."""

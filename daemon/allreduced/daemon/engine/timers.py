@@ -1,30 +1,39 @@
-"""When operations have to be looked at again: a heap with lazy deletion, so that it costs next to nothing."""
+"""When operations and rounds have to be looked at again: a heap with lazy deletion, next to free."""
 
 from __future__ import annotations
 
 import heapq
+from typing import Generic, Protocol, TypeVar
 
 from allreduced.daemon.engine.actions import SetTimer
 from allreduced.daemon.engine.context import Context
-from allreduced.daemon.engine.operation import Operation
 
 
-class Timers:
-    """One entry per operation counts: the one that equals ``operation.wake``."""
+class Timed(Protocol):
+    """What may have a time. ``wake``: seconds on the engine's clock, below 0 for none; only timers write it."""
+
+    wake: float
+
+
+T = TypeVar("T", bound=Timed)
+
+
+class Timers(Generic[T]):
+    """One entry per timed thing counts: the one that equals its ``wake``."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._heap: list[tuple[float, int, Operation]] = []
+        self._heap: list[tuple[float, int, T]] = []
         self._armed: float | None = None
         self._bound = 64
 
-    def set(self, operation: Operation, at: float) -> None:
-        """Look at the operation at this time; replaces the time set before."""
-        if operation.wake == at:
+    def set(self, timed: T, at: float) -> None:
+        """Look at it at this time; replaces the time set before."""
+        if timed.wake == at:
             return
-        operation.wake = at
+        timed.wake = at
         heap = self._heap
-        heapq.heappush(heap, (at, self._context.number(), operation))
+        heapq.heappush(heap, (at, self._context.number(), timed))
         if self._armed is None or at < self._armed:
             self._armed = at
             self._context.out.append(SetTimer(at))
@@ -33,16 +42,16 @@ class Timers:
             heapq.heapify(self._heap)
             self._bound = max(64, 2 * len(self._heap))
 
-    def due(self) -> list[Operation]:
-        """Return the operations whose time has come, earliest first. Call :meth:`arm` after handling them."""
+    def due(self) -> list[T]:
+        """Return those whose time has come, earliest first. Call :meth:`arm` after handling them."""
         heap, now = self._heap, self._context.now
         found = []
         self._armed = None
         while heap and heap[0][0] <= now:
-            at, _, operation = heapq.heappop(heap)
-            if at == operation.wake:
-                operation.wake = -1.0
-                found.append(operation)
+            at, _, timed = heapq.heappop(heap)
+            if at == timed.wake:
+                timed.wake = -1.0
+                found.append(timed)
         return found
 
     def arm(self) -> None:

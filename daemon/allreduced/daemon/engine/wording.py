@@ -144,6 +144,15 @@ def too_many_names(group: Group, limit: int) -> LimitExceeded:
     )
 
 
+def round_unanswered(group: Group, silent: Sequence[str]) -> DeadlineExceeded:
+    """Return the error for a group whose members never agreed which names of operations may be forgotten."""
+    return DeadlineExceeded(
+        f"{group.label}: the agents of {', '.join(silent)} did not say in time which names of operations are not used "
+        "any more, and a call waited for that until its deadline",
+        hint="these agents are alive but do not answer: look at their logs, then form the group anew",
+    )
+
+
 def lease_quota(operation: Operation, held: int, limit: int, setting: str) -> LimitExceeded:
     """Return the error for a client that keeps too many results."""
     return LimitExceeded(
