@@ -74,6 +74,15 @@ def _frame(rng: random.Random, cluster: Cluster) -> OperationFrame:
     )
 
 
+def _round(rng: random.Random) -> Forget | Forgettable:
+    """Return a frame of a round of forgetting that nobody began so."""
+    group, generation, number = rng.randint(1, 4), rng.choice((1, 1, 1, 2)), rng.randint(1, 3)
+    names = tuple(rng.sample(("a", "b", "z"), rng.randint(1, 3)))
+    if rng.random() < 0.5:
+        return Forgettable(group, generation, number, tuple(range(rng.randint(0, 2))))
+    return Forget(group, generation, number, names, tuple(rng.randint(0, 2) for _ in names))
+
+
 def _disturb(rng: random.Random, cluster: Cluster) -> None:
     node = rng.choice(list(cluster.nodes.values()))
     others = [*cluster.nodes, "stranger"]
@@ -82,8 +91,9 @@ def _disturb(rng: random.Random, cluster: Cluster) -> None:
         (
             FrameArrived(rng.choice(others), _frame(rng, cluster)),
             FrameArrived(rng.choice(others), _frame(rng, cluster)),
-            FrameArrived(rng.choice(others), _frame(rng, cluster)),
-            Received(number, rng.randint(-1, 99), rng.randint(-1, 99), rng.choice((0, (1 << 32) + 1))),
+            FrameArrived(rng.choice(others), _round(rng)),
+            FrameArrived(rng.choice(others), _round(rng)),
+            Received(1_000_000 + number, rng.randint(-1, 99), rng.randint(-1, 99), rng.choice((0, (1 << 32) + 1))),
             TimePassed(),
             LeasesReturned(rng.randint(1000, 1003), (number,)),
             ClientGone(1),

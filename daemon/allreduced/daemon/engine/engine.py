@@ -198,6 +198,10 @@ class Engine:
                 raise PeerFault("sent data of another attempt")
             execution.received(posting, event.offset, event.nbytes)
         except PeerFault as fault:
+            # The bytes landed all the same: a receive that is full is over, and nobody would answer a cancel of it.
+            posting.left -= max(0, min(event.nbytes, posting.left))
+            if posting.left == 0:
+                del self._context.receives[posting.number], operation.postings[posting.number]
             self._ending.fail(operation, wording.bad_frame(operation, group.members[peer].node, str(fault)))
             return
         if operation.state is State.RUNNING:
