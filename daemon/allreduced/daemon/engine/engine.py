@@ -198,8 +198,9 @@ class Engine:
                 raise PeerFault("sent data of another attempt")
             execution.received(posting, event.offset, event.nbytes)
         except PeerFault as fault:
-            # The bytes landed all the same: a receive that is full is over, and nobody would answer a cancel of it.
-            posting.left -= max(0, min(event.nbytes, posting.left))
+            # What fits landed all the same: a receive that is full is over, and nobody would answer a cancel of it.
+            if 0 < event.nbytes <= posting.left and 0 <= event.offset <= posting.nbytes - event.nbytes:
+                posting.left -= event.nbytes
             if posting.left == 0:
                 del self._context.receives[posting.number], operation.postings[posting.number]
             self._ending.fail(operation, wording.bad_frame(operation, group.members[peer].node, str(fault)))
