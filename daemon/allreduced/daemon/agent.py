@@ -140,7 +140,7 @@ class Agent:
         self._signals = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-        limits = settings.limits
+        limits, timing = settings.limits, settings.timing
         total = limits.arena_bytes or default_total()
         arena_limits = ArenaLimits.from_total(total)
         per_client = min(limits.arena_bytes_per_client or arena_limits.inputs, arena_limits.inputs)
@@ -159,6 +159,8 @@ class Agent:
                 names=limits.names,
                 lease_bytes=limits.lease_bytes,
                 leases=limits.leases,
+                failure_timeout=timing.failure_timeout,
+                confirm_seconds=timing.confirm,
             ),
         )
         self._membership = Membership(
@@ -181,7 +183,6 @@ class Agent:
             ),
             default_deadline=settings.failure.deadline,
         )
-        timeout = settings.failure.failure_timeout
         self._peers = Peers(
             node,
             self._incarnation,
@@ -190,12 +191,12 @@ class Agent:
                 authenticator=SecretAuthenticator(node, self._incarnation, self._secret),
                 flows=settings.peers.flows,
                 max_frame=engine.tile_bytes,
-                connect_timeout=timeout,
-                handshake_timeout=timeout,
+                connect_timeout=timing.connect,
+                handshake_timeout=timing.connect,
                 max_pending_handshakes=limits.pending_handshakes,
             ),
             transport,
-            failure_timeout=timeout,
+            timing=timing,
         )
 
     async def run(self) -> int:
@@ -322,9 +323,10 @@ class Agent:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        # While there are links, the address must not refuse connections, which would prove that this agent is dead.
+        await self._peers.close(self._settings.failure.failure_timeout)
         for listener in self._listeners:
             await listener.close()
-        await self._peers.close(self._settings.failure.failure_timeout)
         await self._server.close()
         self._driver.close()
         self._kernels.close()
