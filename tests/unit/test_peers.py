@@ -190,7 +190,6 @@ def half_open(node: Node, other: str) -> None:
     link = node.peers.link(other)
     assert isinstance(link, InprocLink)
     far = link.other
-    far.link_broken = far.broken  # type: ignore[attr-defined]
     far.broken = lambda reason: None  # type: ignore[method-assign]
     link.abort(AgentUnavailable("cut by the test, on this side only"))
 
@@ -478,11 +477,7 @@ def test_an_agent_with_the_name_of_another_does_not_push_it_out_and_both_logs_sa
 
     run_virtually(run())
     refused = [record.message for record in caplog.records if "event=agent_refused" in record.message]
-    told = [
-        record.message
-        for record in caplog.records
-        if "event=turned_away" in record.message or "event=goodbye_at_once" in record.message
-    ]
+    told = [record.message for record in caplog.records if "event=turned_away" in record.message]
     assert refused
     assert told
     assert all("is the name used twice" in line for line in refused + told)
@@ -549,4 +544,4 @@ async def test_a_frame_that_is_none_ends_that_link_only(start: Start) -> None:
     link.send_control(b"garbage")
     await a.sink.until(lambda: a.sink.told()[-2:] == [LinkLost("b"), PeerUp("b", 2)])
     assert LinkLost("c") not in a.sink.told()
-    assert c.sink.told() == [PeerUp("a", 1)]
+    assert LinkLost("a") not in c.sink.told()
