@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -14,6 +14,7 @@ class _Selector(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
+        self.asleep: Callable[[], None] | None = None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
@@ -21,6 +22,8 @@ class _Selector(selectors.DefaultSelector):
             raise RuntimeError("the loop waits for something that can never happen")
         if not ready and timeout is not None:
             self.now += timeout
+            if self.asleep is not None:
+                self.asleep()
         return ready
 
 
@@ -34,6 +37,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return the virtual time, in seconds."""
         return self._clock.now
+
+    @property
+    def asleep(self) -> Callable[[], None] | None:
+        """Called when time has passed, before anything runs. What comes in meanwhile is not noticed in that turn."""
+        return self._clock.asleep
+
+    @asleep.setter
+    def asleep(self, asleep: Callable[[], None] | None) -> None:
+        self._clock.asleep = asleep
 
     def stall(self, seconds: float) -> None:
         """Let time pass in which nothing runs, as when the process is stopped."""
