@@ -11,12 +11,13 @@ from tests.support.virtual_loop import VirtualLoop, run_virtually
 
 from allreduced.core.errors import AgentUnavailable, AuthenticationError, ConfigError, PeerLost, ProtocolError
 from allreduced.core.identity import GroupKey
+from allreduced.daemon.diallers import reached
 from allreduced.daemon.engine.events import Event as EngineEvent
 from allreduced.daemon.engine.events import Heard
 from allreduced.daemon.membership.events import Event as MembershipEvent
 from allreduced.daemon.membership.events import FrameArrived, LinkLost, PeerDown, PeerUp
 from allreduced.daemon.peer_link import Target
-from allreduced.daemon.peers import Peers, reached
+from allreduced.daemon.peers import Peers
 from allreduced.daemon.timing import derived
 from allreduced.protocol.handshake import HIGHEST_VERSION, LOWEST_VERSION, SecretAuthenticator
 from allreduced.protocol.peer import Retract
@@ -165,8 +166,7 @@ def cut(node: Node, other: str) -> None:
 
 async def kill(node: Node) -> None:
     """End an agent as the kernel does: nothing is said, and its address refuses connections."""
-    for dialler in node.peers._diallers.values():
-        await dialler.close()
+    await node.peers._diallers.close()
     node.peers._closing = True
     await node.listener.close()
     for link in list(node.peers._links):
@@ -298,14 +298,14 @@ async def test_a_refused_connection_proves_that_a_peer_is_dead(start: Start, dia
 async def test_a_refusal_at_an_address_that_may_be_somebody_elses_proves_nothing(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("allreduced.daemon.peers.same_host", lambda address, remote: False)
+    monkeypatch.setattr("allreduced.daemon.diallers.same_host", lambda address, remote: False)
     a, b = await start("a"), await start("b")
     b.peers.dial(Target(a.address))  # a was dialled, and has never reached b at the address that b tells
     await both_up(a, b)
     await a.sink.until(lambda: a.peers.view()[0].address == b.address)
     await kill(b)
     await a.sink.until(lambda: LinkLost("b") in a.sink.told())
-    (dialler,) = a.peers._diallers.values()
+    (dialler,) = a.peers._diallers.active
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
             await dialler.first_result()

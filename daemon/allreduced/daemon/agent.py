@@ -19,6 +19,7 @@ from allreduced.daemon import logs
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.descriptors import raise_descriptor_limit
 from allreduced.daemon.dialler import Dialler
+from allreduced.daemon.diallers import reached
 from allreduced.daemon.discovery import Found, discovery
 from allreduced.daemon.driver import Driver
 from allreduced.daemon.engine.engine import Engine
@@ -31,7 +32,7 @@ from allreduced.daemon.membership.events import Event as MembershipEvent
 from allreduced.daemon.membership.events import FrameArrived
 from allreduced.daemon.membership.membership import Membership
 from allreduced.daemon.memory_share import default_total
-from allreduced.daemon.peers import Peers, reached
+from allreduced.daemon.peers import Peers
 from allreduced.daemon.reachability import advertised, check_access, stays_here
 from allreduced.daemon.readiness import Readiness
 from allreduced.daemon.settings import Settings, default_socket, secret_bytes

@@ -16,15 +16,14 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from allreduced.core.addresses import parse_address
 from allreduced.core.errors import AgentUnavailable, AllReducedError, AuthenticationError, ConfigError
 from allreduced.core.log_limit import LogLimit
 from allreduced.daemon.dialler import Dialler
+from allreduced.daemon.diallers import Diallers
 from allreduced.daemon.link_watch import LinkWatch
 from allreduced.daemon.membership.events import LinkLost, PeerDown, PeerUp
 from allreduced.daemon.membership.liveness import Liveness, Look, Verdict
 from allreduced.daemon.peer_link import LinkOwner, LinkSink, LinkState, PeerLink, Target
-from allreduced.daemon.reachability import same_host
 from allreduced.daemon.timing import Timing
 from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, PeerTable
 from allreduced.transports.base import Link, LinkEvents, LinkOptions, Listener, Transport, is_refusal
@@ -76,9 +75,7 @@ class Peers(LinkOwner):
         self._liveness = Liveness(timing)
         self._watch = LinkWatch(self._liveness, timing, sink, self._up, self._looked)
         self._links: set[PeerLink] = set()
-        self._diallers: dict[Target, Dialler] = {}
-        self._homes: dict[str, str] = {}
-        """Addresses that are surely those of a node: they led to it, or it tells the address that it comes from."""
+        self._diallers = Diallers(node, timing, self._connect, self._up.get)
         self._tasks: set[asyncio.Task[None]] = set()
         self._advertised = ""
         self._closing = False
@@ -122,17 +119,12 @@ class Peers(LinkOwner):
 
     def dial(self, target: Target) -> Dialler:
         """Keep a link to ``target`` from now on; return who does so. A target that is known already stays as it is."""
-        known = self._diallers.get(target)
-        if known is None or known.done:
-            known = Dialler(target, self._connect, self._up.get, timing=self._timing)
-            self._diallers[target] = known
-        return known
+        return self._diallers.dial(target)
 
     async def close(self, timeout: float) -> None:
         """Say goodbye to every peer and close the links in order; cut those that are not closed after ``timeout``."""
         self._closing = True
-        for dialler in list(self._diallers.values()):
-            await dialler.close()
+        await self._diallers.close()
         loop = asyncio.get_running_loop()
         closing = []
         for link in list(self._links):
@@ -213,7 +205,7 @@ class Peers(LinkOwner):
             self._refuse(link, wrong.message)
             return
         if link.target is not None:
-            self._homes[link.target.address] = link.node
+            self._diallers.led_to(link.target.address, link.node)
         if not self._liveness.welcome(link.node, link.incarnation):
             self._turn_away(link, f"an agent {link.node!r} that was started later is known here")
             return
@@ -249,7 +241,8 @@ class Peers(LinkOwner):
             self._retire(link)
             reason = error or AgentUnavailable("it closed the link without a goodbye")
             self._tell(self._liveness.link_ended(link.node, self.sink.now(), reason))
-            self._dial_back(link)
+            if not link.goodbye:
+                self._diallers.dial_back(link.node, link.address)
         self._over(link)
         self._settle_contests()
 
@@ -331,16 +324,15 @@ class Peers(LinkOwner):
                 self._retire(link)
                 self._over(link)
                 link.link.abort(AgentUnavailable(f"agent {node!r} was silent for too long"))
-                self._dial_back(link)
+                self._diallers.dial_back(node, link.address)
         self._tell(look.verdicts)
         self._settle_contests()
         for link in list(self._links):
             if link.state is LinkState.CANDIDATE and now - link.opened_at > self._timing.failure_timeout:
                 self._refuse(link, f"agent {link.node!r} did not use it")
-        self._diallers = {target: dialler for target, dialler in self._diallers.items() if not dialler.done}
 
     def _refused_at(self, address: str) -> None:
-        node = self._homes.get(address)
+        node = self._diallers.home_of(address)
         if node is not None:
             self._tell(self._liveness.refused(node, self.sink.now()))
 
@@ -355,26 +347,12 @@ class Peers(LinkOwner):
                     logger.warning("event=link_lost node=%s", node)
                 case PeerDown(error=None):
                     logger.info("event=peer_left node=%s", node)
-                    self._forget(node)
+                    self._diallers.forget(node)
                 case PeerDown(error=AllReducedError() as error, proven=proven):
                     logger.warning("event=peer_lost node=%s proven=%s error=%r", node, proven, error.message)
                     if proven:
-                        self._forget(node)
+                        self._diallers.forget(node)
             self.sink.membership_event(verdict)
-
-    def _forget(self, node: str) -> None:
-        """Expect nobody any more where an agent was that is gone for good, unless it is one that is listed."""
-        self._homes = {address: other for address, other in self._homes.items() if other != node}
-        for target, dialler in list(self._diallers.items()):
-            if target.heard and target.node == node:
-                dialler.stop()
-
-    def _dial_back(self, link: PeerLink) -> None:
-        """Dial the agent whose link ended, where it is not dialled anyway and it told where."""
-        if self._closing or link.goodbye or not link.address:
-            return
-        if not any(dialler.node == link.node and not dialler.done for dialler in self._diallers.values()):
-            self.dial(Target(link.address, link.node, heard=True))
 
     # Who else there is
 
@@ -384,42 +362,12 @@ class Peers(LinkOwner):
             if node == link.node:
                 if address != link.address:
                     link.address = address
-                    if same_host(address, link.link.remote_address):
-                        self._homes[address] = node
+                    self._diallers.told(address, node, link.link.remote_address)
                     self._tell_others(link, PeerTable(((node, address),)))
             elif node != self._node and node not in self._up:
-                self._heard_of(node, address)
+                self._diallers.heard_of(node, address)
 
     def _tell_others(self, link: PeerLink, table: PeerTable) -> None:
         for other in self._up.values():
             if other is not link:
                 other.send(table)
-
-    def _heard_of(self, node: str, address: str) -> None:
-        if self._closing or len(self._diallers) >= MAX_PEERS:
-            return
-        if any(target.node == node and not dialler.done for target, dialler in self._diallers.items()):
-            return
-        try:
-            if not address.startswith("inproc://"):
-                parse_address(address)
-        except ConfigError as error:
-            logger.warning("event=bad_address node=%s error=%r", node, error.message)
-            return
-        # The other one hears of this agent too; one of the two dials first.
-        self.dial(Target(address, node, heard=True, patience=self._timing.longest_pause if self._node > node else 0.0))
-
-
-async def reached(diallers: Iterable[Dialler], timeout: float) -> None:
-    """Wait until each target was reached once; return after ``timeout`` seconds in any case.
-
-    :raises AuthenticationError: a target has another secret.
-    :raises ProtocolError: a target is no agent.
-    :raises ConfigError: a target has a wrong name.
-    """
-    try:
-        async with asyncio.timeout(timeout):
-            for dialler in diallers:
-                await dialler.first_result()
-    except TimeoutError:
-        logger.info("event=not_reached_yet after=%.1fs", timeout)
