@@ -165,7 +165,7 @@ class Agent:
             ),
         )
         self._membership = Membership(
-            node, self._incarnation, options.tile_bytes or engine.tile_bytes, lambda: secrets.randbits(63)
+            node, self._incarnation, options.tile_bytes or engine.tile_bytes, lambda: secrets.randbits(63), timing
         )
         self._driver = Driver(self._engine, self._membership, self._kernels, self._arenas)
         self._server = LocalServer(
