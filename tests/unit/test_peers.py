@@ -312,6 +312,23 @@ async def test_a_refusal_at_an_address_that_may_be_somebody_elses_proves_nothing
     assert a.sink.downs() == []
 
 
+async def test_an_agent_that_is_started_again_at_once_is_found_again_and_its_next_death_proven(start: Start) -> None:
+    a, b = await start("a"), await start("b")
+    b.peers.dial(Target(a.address))
+    await both_up(a, b)
+    await a.sink.until(lambda: a.peers.view()[0].address == b.address)
+    cut(a, "b")  # so that a dials it as well
+    await a.sink.until(lambda: a.sink.told()[-1:] == [PeerUp("b", 2)] and len(a.sink.told()) == 3)
+    for incarnation in (7, 8):
+        await kill(b)
+        b = await make_node("b", incarnation, listen=b.address)
+        await a.sink.until(lambda incarnation=incarnation: PeerUp("b", incarnation) in a.sink.told())  # type: ignore[misc]
+    await kill(b)
+    await a.sink.until(lambda: len(a.sink.downs()) == 3)
+    assert all(down.proven for down in a.sink.downs())
+    assert a.sink.told()[-1] == a.sink.downs()[-1]
+
+
 async def test_a_goodbye_is_no_loss(start: Start) -> None:
     a, b = await start("a"), await start("b")
     a.peers.dial(Target(b.address, "b"))

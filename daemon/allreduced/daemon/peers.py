@@ -33,6 +33,9 @@ logger = logging.getLogger("allreduced.peers")
 STOPS = "the agent stops"
 """The reason of an ordinary goodbye."""
 
+LONGEST_FAREWELL = 1.0
+"""Seconds in which an agent that is turned away must have read why."""
+
 OWN_NAMES = "is the name used twice? give each agent its own (agent.node), or end the other one first"
 """What to do about two agents of one name."""
 
@@ -278,7 +281,7 @@ class Peers(LinkOwner):
         self._log.warning("event=agent_refused node=%s address=%s reason=%r", link.node, address, reason)
         link.send(Goodbye(reason))
         self._over(link)
-        task = asyncio.get_running_loop().create_task(link.link.close(self._timing.connect))
+        task = asyncio.get_running_loop().create_task(link.link.close(min(self._timing.connect, LONGEST_FAREWELL)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -347,11 +350,10 @@ class Peers(LinkOwner):
                     logger.warning("event=link_lost node=%s", node)
                 case PeerDown(error=None):
                     logger.info("event=peer_left node=%s", node)
-                    self._diallers.forget(node)
                 case PeerDown(error=AllReducedError() as error, proven=proven):
                     logger.warning("event=peer_lost node=%s proven=%s error=%r", node, proven, error.message)
-                    if proven:
-                        self._diallers.forget(node)
+            if self._liveness.state(node) is None:
+                self._diallers.forget(node)
             self.sink.membership_event(verdict)
 
     # Who else there is
