@@ -157,6 +157,16 @@ async def both_up(one: Node, other: Node, one_name: str = "a", other_name: str =
     await other.sink.until(lambda: one_name in other.sink.peers())
 
 
+def virtually(test: Callable[[], Coroutine[object, object, None]]) -> Callable[[], None]:
+    """Run a test in virtual time."""
+
+    def run() -> None:
+        run_virtually(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
 def cut(node: Node, other: str) -> None:
     """Cut the link that is in use, as a network does."""
     link = node.peers.link(other)
@@ -295,6 +305,24 @@ async def test_a_refused_connection_proves_that_a_peer_is_dead(start: Start, dia
     assert "refuses connections" in down.error.message
 
 
+@virtually
+async def test_a_listed_address_is_tried_also_if_its_agent_dialled_first_so_that_its_refusal_proves_something() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("allreduced.daemon.diallers.same_host", lambda address, remote: False)
+        for first, second in ("ab", "ba"):
+            nodes = {name: await make_node(name, at, timeout=8.0) for at, name in enumerate("ab", 1)}
+            nodes[second].peers.dial(Target(nodes[first].address, first))
+            await both_up(nodes["a"], nodes["b"])
+            nodes[first].peers.dial(Target(nodes[second].address, second))
+            await asyncio.sleep(4.0)
+            assert len(nodes[first].sink.told()) == len(nodes[second].sink.told()) == 1
+            await kill(nodes[second])
+            sink = nodes[first].sink
+            await sink.until(lambda sink=sink: len(sink.downs()) == 1)  # type: ignore[misc]
+            assert sink.downs()[0].proven
+            await end(nodes.values())
+
+
 async def test_a_refusal_at_an_address_that_may_be_somebody_elses_proves_nothing(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,16 +381,6 @@ async def test_heartbeats_keep_an_idle_link(start: Start) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.0):  # longer than the failure timeout, with nothing but heartbeats
             await a.sink.until(lambda: bool(a.sink.downs() or b.sink.downs()))
-
-
-def virtually(test: Callable[[], Coroutine[object, object, None]]) -> Callable[[], None]:
-    """Run a test in virtual time."""
-
-    def run() -> None:
-        run_virtually(test())
-
-    run.__name__ = test.__name__
-    return run
 
 
 @virtually

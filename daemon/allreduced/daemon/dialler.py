@@ -83,10 +83,13 @@ class Dialler:
         await asyncio.sleep(self.target.patience)
         first, longest = self._timing.first_pause, self._timing.longest_pause
         pause = first
+        # A listed address is tried once though its agent may have dialled first: to know whether it is the right one.
+        untried = not self.target.heard
         while True:
-            link = self._up(self._node) if self._node else None
+            link = self._up(self._node) if self._node and not untried else None
             if link is None:
                 link = await self._try()
+                untried = False
             if link is not None and link.state is LinkState.CHOSEN:
                 self._result(None)
                 self._said = ""
