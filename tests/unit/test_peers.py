@@ -323,6 +323,30 @@ async def test_a_listed_address_is_tried_also_if_its_agent_dialled_first_so_that
             await end(nodes.values())
 
 
+@virtually
+async def test_who_pauses_before_the_next_try_does_not_when_something_is_new() -> None:
+    loop = asyncio.get_running_loop()
+    for happens in ("cut", "kill"):
+        a = await make_node("a", 1, timeout=600.0)
+        a.peers.dial(Target("inproc://late", "b"))
+        await asyncio.sleep(300.0)  # by now the pauses have a minute
+        b = await make_node("b", 2, timeout=600.0, listen="inproc://late", advertise=False)
+        dialler = b.peers.dial(Target(a.address))
+        await both_up(a, b)
+        since = loop.time()
+        if happens == "cut":
+            await dialler.close()
+            cut(b, "a")
+            await a.sink.until(lambda a=a: a.sink.told() == [PeerUp("b", 2), LinkLost("b"), PeerUp("b", 2)])  # type: ignore[misc]
+        else:
+            await asyncio.sleep(0.01)
+            await kill(b)
+            await a.sink.until(lambda a=a: len(a.sink.downs()) == 1)  # type: ignore[misc]
+            assert a.sink.downs()[0].proven
+        assert loop.time() - since < 1.0
+        await end([a, b])
+
+
 async def test_a_refusal_at_an_address_that_may_be_somebody_elses_proves_nothing(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

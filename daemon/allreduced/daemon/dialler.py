@@ -35,6 +35,9 @@ class Dialler:
         self._timing = timing
         self._node = target.node
         self._said = ""
+        self._led_there = False
+        self._doubtful = not target.heard
+        self._woken: asyncio.Event | None = None
         self._away = asyncio.Event()
         self._away.set()
         loop = asyncio.get_running_loop()
@@ -65,6 +68,15 @@ class Dialler:
         if error is not None:
             raise error
 
+    def wake(self) -> None:
+        """Try now, if it pauses: something is new about the agent at the target.
+
+        A listed address is tried once more though its agent has dialled meanwhile, to know whether it is the right one.
+        """
+        if self._woken is not None:
+            self._doubtful = not self._led_there and not self.target.heard
+            self._woken.set()
+
     def stop(self) -> None:
         """Dial no more. A link that was made stays."""
         self._task.cancel()
@@ -83,13 +95,11 @@ class Dialler:
         await asyncio.sleep(self.target.patience)
         first, longest = self._timing.first_pause, self._timing.longest_pause
         pause = first
-        # A listed address is tried once though its agent may have dialled first: to know whether it is the right one.
-        untried = not self.target.heard
         while True:
-            link = self._up(self._node) if self._node and not untried else None
+            link = self._up(self._node) if self._node and not self._doubtful else None
             if link is None:
                 link = await self._try()
-                untried = False
+                self._doubtful = False
             if link is not None and link.state is LinkState.CHOSEN:
                 self._result(None)
                 self._said = ""
@@ -104,8 +114,18 @@ class Dialler:
                     continue  # a link that ends as soon as it is made is no reason to hurry
             elif self._first.done() and isinstance(self._first.result(), ConnectedToSelf):
                 return
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
+            pause = first if await self._woken_within(pause) else min(2 * pause, longest)
+
+    async def _woken_within(self, seconds: float) -> bool:
+        self._woken = asyncio.Event()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._woken = None
+        return True
 
     async def _try(self) -> PeerLink | None:
         try:
@@ -116,6 +136,7 @@ class Dialler:
             self._say(error)
             return None
         self._node = link.node
+        self._led_there = True
         # The link may not be the one that was chosen, but the peer is the right one.
         return self._up(link.node) or link
 

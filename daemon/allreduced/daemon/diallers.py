@@ -65,9 +65,18 @@ class Diallers:
         # The other one hears of this agent too; one of the two dials first.
         self.dial(Target(address, node, heard=True, patience=self._timing.longest_pause if self._node > node else 0.0))
 
+    def wake(self, node: str) -> None:
+        """Let those that dial this agent try at once."""
+        for dialler in self.active:
+            if dialler.node == node:
+                dialler.wake()
+
     def dial_back(self, node: str, address: str) -> None:
-        """Dial an agent whose link ended, at the address that it told (if it did), unless that happens already."""
-        if not self._closed and address and not any(dialler.node == node for dialler in self.active):
+        """Dial an agent whose link ended: where that happens already at once, else at the address that it told."""
+        if self._closed:
+            return
+        self.wake(node)
+        if address and not any(dialler.node == node for dialler in self.active):
             self.dial(Target(address, node, heard=True))
 
     def forget(self, node: str) -> None:

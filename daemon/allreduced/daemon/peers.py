@@ -266,6 +266,7 @@ class Peers(LinkOwner):
         link.send(PeerTable(tuple(own + table)[:MAX_PEERS]))
         self._tell(self._liveness.link_up(link.node, link.incarnation, self.sink.now()))
         self._watch.schedule()
+        self._diallers.wake(link.node)
         link.replay()
 
     def _refuse(self, link: PeerLink, reason: str) -> None:
