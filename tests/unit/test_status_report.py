@@ -10,8 +10,18 @@ from tests.support.reports import GATHERING, GROUP, OPERATION, REPORT
 
 from allreduced.core.errors import PeerLost, to_wire
 from allreduced.core.identity import GroupKey, Member
+from allreduced.daemon.engine.actions import CreateArena
 from allreduced.daemon.engine.engine import Engine
-from allreduced.daemon.engine.events import FrameArrived, GroupBroken, GroupStarted, RanksLeft, Submitted, TimePassed
+from allreduced.daemon.engine.events import (
+    ArenaReady,
+    Event,
+    FrameArrived,
+    GroupBroken,
+    GroupStarted,
+    RanksLeft,
+    Submitted,
+    TimePassed,
+)
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
 from allreduced.daemon.membership.instance import GatheringView, GroupView, Snapshot
@@ -46,6 +56,7 @@ class Bench:
         self.engine = Engine("a", Limits())
         self.now = 100.0
         self.requests = 0
+        self.arenas: list[int] = []
         self.members = members
         ranks = members[mine].ranks
         self.engine.handle(
@@ -56,12 +67,15 @@ class Bench:
         self.requests += 1
         source = Region(1 + rank, 0, 4 * count)
         call = fingerprint(count=count)
-        self.engine.handle(
-            Submitted(50 + rank, self.requests, 7, rank, name, call, source, self.now + deadline, 0), self.now
-        )
+        self.do(Submitted(50 + rank, self.requests, 7, rank, name, call, source, self.now + deadline, 0))
+
+    def do(self, event: Event) -> None:
+        for action in self.engine.handle(event, self.now):
+            if isinstance(action, CreateArena):
+                self.arenas.append(action.buffer)
 
     def frame(self, frame: Abort | Arrived | Queued | Differs | Ready | Forget) -> None:
-        self.engine.handle(FrameArrived("b", frame), self.now)
+        self.do(FrameArrived("b", frame))
 
     def group(self) -> GroupReport:
         view = GroupView(7, KEY, "running", 4, self.members, ((0, 50, 100), (1, 51, 101)), (), 1, None)
@@ -96,6 +110,22 @@ def test_a_rank_that_did_not_call_is_missing_and_when_the_others_came_is_told() 
     assert bench.operation().missing == (2,)
     bench.frame(Queued(7, 1, "w", 0, ()))
     assert (bench.operation().missing, bench.operation().waits_for) == ((), "memory")
+
+
+def test_where_all_ranks_came_it_is_told_what_is_waited_for() -> None:
+    bench = Bench()
+    bench.submit(0)
+    bench.submit(1)
+    bench.frame(Queued(7, 1, "w", 0, ()))
+    assert (bench.operation().state, bench.operation().waits_for) == ("mapping", "memory")
+    for buffer in bench.arenas:
+        bench.do(ArenaReady(buffer))
+    operation = bench.operation()
+    assert (operation.state, operation.waits_for, operation.nodes) == ("ready", "peer_memory", ("b",))
+    bench.frame(Ready(7, 1, "w", 0, 1, fingerprint(count=100), (), ()))
+    operation = bench.operation()
+    assert (operation.state, operation.waits_for, operation.nodes) == ("running", "data", ("b",))
+    assert operation.missing == ()
 
 
 def test_processes_and_their_state_are_told() -> None:
