@@ -14,7 +14,7 @@ from allreduced.daemon.engine.events import Event as EngineEvent
 from allreduced.daemon.membership.events import Event as MembershipEvent
 from allreduced.daemon.membership.events import FrameArrived, PeerDown, PeerUp
 from allreduced.daemon.peer_link import Target
-from allreduced.daemon.peers import Peers, reached
+from allreduced.daemon.peers import LOST_SHOWN, Peers, reached
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.protocol.peer import Retract, StatusFrame, StatusRequest
 from allreduced.transports.base import Link, LinkOptions, Listener
@@ -302,3 +302,5 @@ async def test_agents_without_a_link_are_told_with_the_reason(start: Start) -> N
     assert a.peers.not_reached() == unreachable
     await a.sink.until(lambda: "b" in dict(a.peers.not_reached()))  # it is silent
     assert "ago: agent 'b' was silent for" in dict(a.peers.not_reached())["b"]
+    a.sink.skew += LOST_SHOWN
+    assert dict(a.peers.not_reached()).get("b", "it cannot be reached").startswith("it cannot be reached")

@@ -37,6 +37,9 @@ TICKS = 8
 MAX_LOST = 256
 """Lost agents that are remembered, for ``status``."""
 
+LOST_SHOWN = 3600.0
+"""Seconds for which they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class PeerView:
@@ -108,7 +111,11 @@ class Peers(LinkOwner):
     def not_reached(self) -> tuple[tuple[str, str], ...]:
         """Return (node, why) of the agents that are known and have no link; the node is empty where it is not known."""
         now = self.sink.now()
-        found = {node: f"lost {now - at:.1f} s ago: {message}" for node, (at, message) in self._lost.items()}
+        found = {
+            node: f"lost {now - at:.1f} s ago: {message}"
+            for node, (at, message) in self._lost.items()
+            if now - at < LOST_SHOWN
+        }
         unnamed = []
         for target, dialler in self._diallers.items():
             if dialler.done or dialler.connected or dialler.node in self._up:
