@@ -9,6 +9,7 @@ import socket
 import stat
 import struct
 from pathlib import Path
+from typing import TypeAlias
 
 from allreduced.client.conversation import MAX_DESCRIPTORS, Conversation
 from allreduced.client.environment import SYSTEM_SOCKET
@@ -20,7 +21,12 @@ RECEIVE = 256 << 10
 
 # As plain numbers: flags of an enumeration cost microseconds to combine.
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC) | int(socket.MSG_DONTWAIT)
+_BLOCKING_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
 _SEND_FLAGS = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
+_TRUNCATED = int(socket.MSG_CTRUNC)
+
+_Taken: TypeAlias = "tuple[int, list[tuple[int, int, bytes]], int, object]"
+"""Bytes received, ancillary data, flags, address."""
 
 _DESCRIPTOR_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
@@ -97,21 +103,27 @@ class Receiver:
         self._connection = connection
         self._conversation = conversation
         self._buffer = memoryview(bytearray(RECEIVE))
+        self._taken: _Taken | OSError | None = None
+
+    @property
+    def loaded(self) -> bool:
+        """True while something is here that :meth:`receive` has not fed yet: it needs no waiting."""
+        return self._taken is not None
 
     def receive(self) -> bool:
         """Feed what has arrived, without waiting; return whether there may be more to take at once.
 
         Whatever ends the connection ends the conversation with the fitting error; nothing is raised.
         """
-        try:
-            nbytes, ancillary, flags, _ = self._connection.recvmsg_into(
-                [self._buffer], _DESCRIPTOR_BYTES, _RECEIVE_FLAGS
-            )
-        except (BlockingIOError, InterruptedError):
+        if self._taken is None:
+            self._take(_RECEIVE_FLAGS)
+        taken, self._taken = self._taken, None
+        if taken is None:
             return False
-        except OSError as error:
-            self._conversation.fail(AgentUnavailable(f"the connection to the agent broke: {error}"))
+        if isinstance(taken, OSError):
+            self._conversation.fail(AgentUnavailable(f"the connection to the agent broke: {taken}"))
             return True
+        nbytes, ancillary, flags, _ = taken
         descriptors = array.array("i") if ancillary else _NO_DESCRIPTORS
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -122,7 +134,7 @@ class Receiver:
             )
         else:
             try:
-                if flags & socket.MSG_CTRUNC:
+                if flags & _TRUNCATED:
                     raise ProtocolError(
                         "descriptors of the agent did not fit",
                         hint="raise the limit on open files (ulimit -n)",
@@ -138,6 +150,22 @@ class Receiver:
                 raise
         return True
 
+    def wait(self) -> None:
+        """Wait until something arrives on a connection that blocks, no longer than its receive timeout.
+
+        Touches no conversation: what arrived waits here for :meth:`receive`, also after an interruption.
+        """
+        if self._taken is None:
+            self._take(_BLOCKING_FLAGS)
+
+    def _take(self, flags: int) -> None:
+        try:
+            self._taken = self._connection.recvmsg_into([self._buffer], _DESCRIPTOR_BYTES, flags)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self._taken = error
+
 
 def transmit(connection: socket.socket, conversation: Conversation) -> None:
     """Send what the conversation wants sent, as far as the socket takes it without waiting."""
@@ -146,7 +174,10 @@ def transmit(connection: socket.socket, conversation: Conversation) -> None:
         if not pieces:
             return
         try:
-            sent = connection.sendmsg(pieces, (), _SEND_FLAGS)
+            if len(pieces) == 1:
+                sent = connection.send(pieces[0], _SEND_FLAGS)
+            else:
+                sent = connection.sendmsg(pieces, (), _SEND_FLAGS)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
