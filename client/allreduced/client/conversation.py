@@ -47,11 +47,11 @@ from allreduced.protocol.local import (
     ResultArena,
     ResultArenaGone,
     Submit,
-    SubmitTemplate,
     ToClient,
     Welcome,
     decode_to_client,
 )
+from allreduced.protocol.templates import SubmitTemplate
 
 MAX_TEMPLATES = 4096
 """Different calls whose messages are kept ready."""

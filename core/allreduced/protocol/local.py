@@ -8,11 +8,9 @@ first byte of the message. ``request`` numbers are chosen by the client, unique 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, TypeAlias, cast
-
-import msgpack
 
 from allreduced.core.errors import InternalError, ProtocolError, WireError
 from allreduced.core.limits import (
@@ -298,9 +296,9 @@ CODES: Mapping[type, int] = {
 
 _FIRST_TO_CLIENT = 64
 _CODECS: Mapping[type, Codec[ToAgent | ToClient]] = {cls: Codec(cls, code=code) for cls, code in CODES.items()}
-_BY_CODE = {code: _CODECS[cls] for cls, code in CODES.items()}
+_TO_AGENT = {code: cast("Codec[ToAgent]", _CODECS[cls]) for cls, code in CODES.items() if code < _FIRST_TO_CLIENT}
+_TO_CLIENT = {code: cast("Codec[ToClient]", _CODECS[cls]) for cls, code in CODES.items() if code > _FIRST_TO_CLIENT}
 _LENGTH = struct.Struct("<I")
-_pack_number: Callable[[int], bytes] = msgpack.Packer().pack  # of a number: nothing can come in between
 # Where the type code of a body stands, by its first byte: an array of up to 15, 2^16-1 or 2^32-1 items.
 _CODE_AT = {**dict.fromkeys(range(0x91, 0xA0), 1), 0xDC: 3, 0xDD: 5}
 
@@ -316,66 +314,18 @@ def encode(message: ToAgent | ToClient) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class SubmitTemplate:
-    """Encodes the submits of equal calls, which differ only in their number and in where their input is.
-
-    The bytes are those of :func:`encode`, at a part of its cost.
-    """
-
-    __slots__ = ("_begin", "_end", "_fixed")
-
-    def __init__(self, submit: Submit) -> None:
-        """``submit``: one of the calls, with whatever number and input."""
-        plain = replace(submit, request=0, payload=None, arena=-1, offset=0, upload=False)
-        body = _CODECS[Submit].pack(plain)
-        # An array of 18 items: three bytes, the code, the request; at its end nil, -1, 0, false and inline_result.
-        self._begin, self._fixed, self._end = body[:4], body[5:-5], body[-1:]
-
-    def encode(
-        self, request: int, payload: bytes | None = None, arena: int = -1, offset: int = 0, upload: bool = False
-    ) -> bytes:
-        """Return the message as it goes over the socket, with its length in front.
-
-        :raises InternalError: it is too long.
-        """
-        if payload is not None:
-            head, place = _bytes_head(len(payload)), _NO_PLACE
-        else:
-            head, payload = b"\xc0", b""
-            place = _NO_PLACE if arena < 0 and not upload else _place(arena, offset, upload)
-        number = _pack_number(request)
-        nbytes = len(number) + len(self._fixed) + len(head) + len(payload) + len(place) + 5
-        if nbytes > MAX_MESSAGE:
-            raise InternalError(f"Submit has {nbytes} bytes, at most {MAX_MESSAGE} can be sent")
-        parts = (_LENGTH.pack(nbytes), self._begin, number, self._fixed, head, payload, place, self._end)
-        return b"".join(parts)
-
-
-_NO_PLACE = b"\xff\x00\xc2"
-
-
-def _place(arena: int, offset: int, upload: bool) -> bytes:
-    return _pack_number(arena) + _pack_number(offset) + (b"\xc3" if upload else b"\xc2")
-
-
-def _bytes_head(nbytes: int) -> bytes:
-    """Return what comes before so many bytes in msgpack."""
-    if nbytes < 1 << 8:
-        return b"\xc4" + nbytes.to_bytes(1, "big")
-    if nbytes < 1 << 16:
-        return b"\xc5" + nbytes.to_bytes(2, "big")
-    return b"\xc6" + nbytes.to_bytes(4, "big")
-
-
 def decode_to_agent(body: bytes | bytearray | memoryview) -> ToAgent:
     """Return the message of a client, from its body (without the length).
 
     :raises ProtocolError: it is no message that clients send, or anything about it is wrong.
     """
     code = _code(body)
-    if code >= _FIRST_TO_CLIENT:
-        raise ProtocolError(f"message type {code} goes from agent to client, not to the agent")
-    return cast("ToAgent", _decode(code, body))
+    codec = _TO_AGENT.get(code)
+    if codec is None:
+        if code >= _FIRST_TO_CLIENT:
+            raise ProtocolError(f"message type {code} goes from agent to client, not to the agent")
+        raise ProtocolError(f"message type {code} is not known")
+    return codec.unpack(body)
 
 
 def decode_to_client(body: bytes | bytearray | memoryview) -> ToClient:
@@ -384,23 +334,19 @@ def decode_to_client(body: bytes | bytearray | memoryview) -> ToClient:
     :raises ProtocolError: it is no message that agents send, or anything about it is wrong.
     """
     code = _code(body)
-    if code < _FIRST_TO_CLIENT:
-        raise ProtocolError(f"message type {code} goes from client to agent, not to the client")
-    return cast("ToClient", _decode(code, body))
+    codec = _TO_CLIENT.get(code)
+    if codec is None:
+        if code < _FIRST_TO_CLIENT:
+            raise ProtocolError(f"message type {code} goes from client to agent, not to the client")
+        raise ProtocolError(f"message type {code} is not known")
+    return codec.unpack(body)
 
 
 def _code(body: bytes | bytearray | memoryview) -> int:
     """Return the type code before anything else of the body is looked at: limits depend on it."""
+    if len(body) > MAX_MESSAGE:
+        raise ProtocolError(f"a message has {len(body)} bytes, at most {MAX_MESSAGE} are allowed")
     place = _CODE_AT.get(body[0], len(body)) if body else 0
     if place >= len(body) or body[place] > 0x7F:
         raise ProtocolError("a message must be a msgpack array that begins with its type code")
     return body[place]
-
-
-def _decode(code: int, body: bytes | bytearray | memoryview) -> ToAgent | ToClient:
-    codec = _BY_CODE.get(code)
-    if codec is None:
-        raise ProtocolError(f"message type {code} is not known")
-    if len(body) > MAX_MESSAGE:
-        raise ProtocolError(f"a message has {len(body)} bytes, at most {MAX_MESSAGE} are allowed")
-    return codec.unpack(body)
