@@ -9,7 +9,6 @@ import socket
 import stat
 import struct
 from pathlib import Path
-from typing import TypeAlias
 
 from allreduced.client.conversation import MAX_DESCRIPTORS, Conversation
 from allreduced.client.environment import SYSTEM_SOCKET
@@ -21,12 +20,8 @@ RECEIVE = 256 << 10
 
 # As plain numbers: flags of an enumeration cost microseconds to combine.
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC) | int(socket.MSG_DONTWAIT)
-_BLOCKING_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
 _SEND_FLAGS = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
 _TRUNCATED = int(socket.MSG_CTRUNC)
-
-_Taken: TypeAlias = "tuple[int, list[tuple[int, int, bytes]], int, object]"
-"""Bytes received, ancillary data, flags, address."""
 
 _DESCRIPTOR_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
@@ -103,27 +98,21 @@ class Receiver:
         self._connection = connection
         self._conversation = conversation
         self._buffer = memoryview(bytearray(RECEIVE))
-        self._taken: _Taken | OSError | None = None
-
-    @property
-    def loaded(self) -> bool:
-        """True while something is here that :meth:`receive` has not fed yet: it needs no waiting."""
-        return self._taken is not None
 
     def receive(self) -> bool:
         """Feed what has arrived, without waiting; return whether there may be more to take at once.
 
         Whatever ends the connection ends the conversation with the fitting error; nothing is raised.
         """
-        if self._taken is None:
-            self._take(_RECEIVE_FLAGS)
-        taken, self._taken = self._taken, None
-        if taken is None:
+        try:
+            nbytes, ancillary, flags, _ = self._connection.recvmsg_into(
+                [self._buffer], _DESCRIPTOR_BYTES, _RECEIVE_FLAGS
+            )
+        except (BlockingIOError, InterruptedError):
             return False
-        if isinstance(taken, OSError):
-            self._conversation.fail(AgentUnavailable(f"the connection to the agent broke: {taken}"))
+        except OSError as error:
+            self._conversation.fail(AgentUnavailable(f"the connection to the agent broke: {error}"))
             return True
-        nbytes, ancillary, flags, _ = taken
         descriptors = array.array("i") if ancillary else _NO_DESCRIPTORS
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -149,22 +138,6 @@ class Receiver:
                 self._conversation.fail(AgentUnavailable("the connection was interrupted while a message was read"))
                 raise
         return True
-
-    def wait(self) -> None:
-        """Wait until something arrives on a connection that blocks, no longer than its receive timeout.
-
-        Touches no conversation: what arrived waits here for :meth:`receive`, also after an interruption.
-        """
-        if self._taken is None:
-            self._take(_BLOCKING_FLAGS)
-
-    def _take(self, flags: int) -> None:
-        try:
-            self._taken = self._connection.recvmsg_into([self._buffer], _DESCRIPTOR_BYTES, flags)
-        except (BlockingIOError, InterruptedError):
-            pass
-        except OSError as error:
-            self._taken = error
 
 
 def transmit(connection: socket.socket, conversation: Conversation) -> None:

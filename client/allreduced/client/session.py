@@ -9,8 +9,7 @@ from __future__ import annotations
 import atexit
 import copy
 import os
-import socket
-import struct
+import select
 import sys
 import threading
 import time
@@ -36,7 +35,6 @@ CLOSE_SECONDS = 5.0
 SLICE_SECONDS = 1
 """How long a thread waits at most before it looks around: close() in another thread must not be noticed late."""
 
-_SLICE = struct.pack("@ll", SLICE_SECONDS, 0)
 
 FORKED = "this communicator belongs to process {pid}, from which this process was forked"
 
@@ -61,9 +59,8 @@ class Session:
         if joined is None:
             raise InternalError("a session was made before its group was joined")
         self.joined: Joined = joined
-        # Every other use of it asks not to be blocked; see _wait_for_input.
-        self._connection.setblocking(True)
-        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
+        self._input = select.poll()  # for the thread that reads
+        self._input.register(self._connection, select.POLLIN)
         self._conversation.on_release = _flusher(self)
         self._conversation.owner = weakref.ref(self)
         leave_when_forgotten(self)
@@ -217,7 +214,7 @@ class Session:
                 continue
             self._reading = True
             try:
-                if rest > 0 and not conversation.completed and not self._receiver.loaded:
+                if rest > 0 and not conversation.completed:
                     if rest < SLICE_SECONDS or conversation.has_output or self._closed:
                         self._poll(read=True, write=conversation.has_output, until=until)
                     else:
@@ -231,11 +228,14 @@ class Session:
                 return ended or conversation.error is not None
 
     def _wait_for_input(self) -> None:
-        """Wait as :meth:`_poll` does to read, a slice long at most, and let the receiver take what arrives."""
+        """Wait as :meth:`_poll` does for something to read.
+
+        A receive that blocks would do as well but for one thing: it wakes up each time the agent reads.
+        """
         self._pollers += 1
         try:
             self._lock.release()
-            self._receiver.wait()
+            self._input.poll(SLICE_SECONDS * 1000)
         finally:
             self._lock.acquire()
             self._pollers -= 1
