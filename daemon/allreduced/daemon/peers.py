@@ -25,7 +25,7 @@ from allreduced.daemon.membership.events import LinkLost, PeerDown, PeerUp
 from allreduced.daemon.membership.liveness import Liveness, Look, Verdict
 from allreduced.daemon.peer_link import LinkOwner, LinkSink, LinkState, PeerLink, Target
 from allreduced.daemon.timing import Timing
-from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, PeerTable
+from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, PeerTable, StatusFrame
 from allreduced.transports.base import Link, LinkEvents, LinkOptions, Listener, Transport, is_refusal
 
 logger = logging.getLogger("allreduced.peers")
@@ -38,6 +38,12 @@ LONGEST_FAREWELL = 1.0
 
 OWN_NAMES = "is the name used twice? give each agent its own (agent.node), or end the other one first"
 """What to do about two agents of one name."""
+
+MAX_LOST = 256
+"""Lost agents that are remembered, for ``status``."""
+
+LOST_SHOWN = 3600.0
+"""Seconds for which they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,8 @@ class Peers(LinkOwner):
         timing: Timing,
     ) -> None:
         self.sink = sink
+        self.on_status: Callable[[str, StatusFrame], None] | None = None
+        """Called with what the agent of a node asks about this one, or answers; set before links are made."""
         self._node = node
         self._incarnation = incarnation
         self._options = options
@@ -77,6 +85,8 @@ class Peers(LinkOwner):
         self._up: dict[str, PeerLink] = {}
         self._liveness = Liveness(timing)
         self._watch = LinkWatch(self._liveness, timing, sink, self._up, self._looked)
+        self._lost: dict[str, tuple[float, str]] = {}
+        """By node: since when there is no link to it any more, and why."""
         self._links: set[PeerLink] = set()
         self._diallers = Diallers(node, timing, self._connect, self._up.get)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,6 +117,25 @@ class Peers(LinkOwner):
             PeerView(node, link.incarnation, link.address, link.link.remote_address, self._liveness.silence(node, now))
             for node, link in sorted(self._up.items())
         )
+
+    def not_reached(self) -> tuple[tuple[str, str], ...]:
+        """Return (node, why) of the agents that are known and have no link; the node is empty where it is not known."""
+        now = self.sink.now()
+        found = {
+            node: f"lost {now - at:.1f} s ago: {message}"
+            for node, (at, message) in self._lost.items()
+            if now - at < LOST_SHOWN
+        }
+        unnamed = []
+        for dialler in self._diallers.active:
+            if dialler.connected or dialler.node in self._up:
+                continue
+            why = f"it cannot be reached at {dialler.target.address}"
+            if dialler.node:
+                found.setdefault(dialler.node, why)
+            else:
+                unnamed.append(("", why))
+        return (*sorted(found.items()), *unnamed)
 
     async def listen(self, address: str) -> Listener:
         """Accept links at ``scheme://host:port``.
@@ -344,6 +373,7 @@ class Peers(LinkOwner):
         """Log what is found about peers, and tell the memberships."""
         for verdict in verdicts:
             node = verdict.node
+            self._note_lost(verdict)
             match verdict:
                 case PeerUp():
                     logger.info("event=peer_up node=%s incarnation=%d", node, verdict.incarnation)
@@ -357,6 +387,19 @@ class Peers(LinkOwner):
                 self._diallers.forget(node)
             self.sink.membership_event(verdict)
 
+    def _note_lost(self, verdict: Verdict) -> None:
+        """Remember why there is no link to an agent, for ``status``."""
+        lost = self._lost
+        match verdict:
+            case PeerUp(node=node) | PeerDown(node=node, error=None):
+                lost.pop(node, None)
+            case LinkLost(node=node):
+                lost[node] = self.sink.now(), "its link ended"
+            case PeerDown(node=node, error=AllReducedError() as error):
+                lost[node] = self.sink.now(), error.message
+        while len(lost) > MAX_LOST:
+            del lost[next(iter(lost))]
+
     # Who else there is
 
     def table_received(self, link: PeerLink, table: PeerTable) -> None:
@@ -369,6 +412,11 @@ class Peers(LinkOwner):
                     self._tell_others(link, PeerTable(((node, address),)))
             elif node != self._node and node not in self._up:
                 self._diallers.heard_of(node, address)
+
+    def status_received(self, link: PeerLink, frame: StatusFrame) -> None:
+        """Hand on a question about what runs here, or the answer to one."""
+        if self.on_status is not None:
+            self.on_status(link.node, frame)
 
     def _tell_others(self, link: PeerLink, table: PeerTable) -> None:
         for other in self._up.values():

@@ -26,6 +26,7 @@ class Scene:
 
     ``peers``: incarnation of each agent that can be reached; ``cut``: of those whose link ended and that may come back.
     ``instances``: by number, proposed ones too. ``ignored`` counts frames that made no sense.
+    ``now``: the time of the event.
     """
 
     def __init__(self, node: str, incarnation: int, timing: Timing) -> None:
@@ -36,6 +37,7 @@ class Scene:
         self.cut: dict[str, int] = {}
         self.instances: dict[int, Instance] = {}
         self.ignored = 0
+        self.now = 0.0
         self.out: list[Action] = []
 
     def tell_peers(self, frame: MembershipFrame) -> None:
