@@ -153,21 +153,3 @@ class Snapshot:
     gatherings: tuple[GatheringView, ...]
     peers: tuple[tuple[str, int], ...]
     ignored: int
-
-
-def well_formed(form: Form) -> bool:
-    """Tell whether a proposal is consistent in itself.
-
-    The members' ranks must partition ``0 … size-1``, members come in the order of their lowest rank, each node once.
-    """
-    members = form.members
-    if form.group <= 0 or form.generation <= 0 or form.tile_bytes <= 0 or not members:
-        return False
-    if any(not member.ranks or list(member.ranks) != sorted(set(member.ranks)) for member in members):
-        return False
-    if len({member.node for member in members}) != len(members):
-        return False
-    if [member.ranks[0] for member in members] != sorted(member.ranks[0] for member in members):
-        return False
-    ranks = sorted(rank for member in members for rank in member.ranks)
-    return ranks == list(range(len(form.clients)))

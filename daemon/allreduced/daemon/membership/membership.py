@@ -63,6 +63,7 @@ class Membership:
         """Take one event at time ``now`` and return what is to be done, in order. Never raises for what peers say."""
         scene = self._scene
         scene.out = []
+        scene.now = now
         match event:
             case ClientJoining():
                 self._forming.client_joining(event)
