@@ -385,13 +385,13 @@ class Storm:
         self.cluster.silence(one, other)
         self.cluster.tell(other, LinkLost(one))
 
-    def move(self, most: int) -> None:
+    def move(self, most: int, *, timers: bool = True) -> None:
         """Deliver some frames, and let a timer ring now and then."""
         for _ in range(self.random.randrange(most)):
             ready = [pair for pair, queue in self.cluster.queues.items() if queue]
             if ready and self.random.random() < 0.95:
                 self.cluster.deliver_one(self.random.choice(ready))
-            else:
+            elif timers:
                 self.ring()
             self.check_one_decision()
 
@@ -459,6 +459,24 @@ class Storm:
         assert len(set(running.values())) <= 1
         if running:
             assert members >= set(running)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5])
+def test_reset_links_never_cost_anybody_the_group(nodes: int) -> None:
+    for seed in range(40):
+        storm = Storm(seed, nodes)
+        for _ in range(storm.random.randrange(10, 200)):
+            match storm.random.choices(["move", "cut", "link"], [6, 1, 2])[0]:
+                case "move":
+                    storm.move(4, timers=False)
+                case "cut" if links := storm.pairs(linked=True):
+                    storm.cluster.cut(*storm.random.choice(links))
+                case "link" if gaps := storm.pairs(linked=False):
+                    storm.cluster.link(*storm.random.choice(gaps))
+        storm.heal()
+        storm.check_one_decision()
+        assert told(storm.cluster, storm.clients) == {}
+        assert len({str(state) for state in states(storm.cluster).values()}) == 1
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5])

@@ -63,6 +63,8 @@ class Instance:
     agreement: Agreement | None = None
     """The change that ends this generation, while it is under way."""
     give_up_at: float | None = None
+    give_up_last: float = 0.0
+    """Later than this the change is not waited for, whatever else becomes known."""
     committed: Committed | None = None
     """The last change, for members that may have missed it."""
     former: dict[str, int] = field(default_factory=dict)
