@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.membership_cluster import KEY, TILE, Cluster, formed
+from tests.unit.membership_cluster import KEY, TILE, Cluster, T, formed
 
 from allreduced.core.errors import (
     DeadlineExceeded,
@@ -303,7 +303,7 @@ def test_nonsense_of_peers_is_counted_and_harmless() -> None:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_every_claim_ends_once_all_members_agree_and_runs_never_mix(data: st.DataObject, seed: int) -> None:
-    """Random ranks on random nodes, random delivery, killed processes and agents, then a rerun of the same job."""
+    """Random ranks on random nodes, random delivery, reset links, killed processes and agents, then a rerun."""
     names = "abcd"[: data.draw(st.integers(1, 4), label="agents")]
     cluster = Cluster(names, seed)
     rng = cluster.random
@@ -332,16 +332,17 @@ def test_every_claim_ends_once_all_members_agree_and_runs_never_mix(data: st.Dat
                 kill(rng.choice(sorted(owners)))
             if rng.random() < 0.05 and len(cluster.agents) > 1:
                 cluster.kill(rng.choice(sorted(cluster.agents)))
+            if rng.random() < 0.2 and len(cluster.agents) > 1:
+                pair = sorted(rng.sample(sorted(cluster.agents), 2))
+                cluster.cut(*pair)
+                some_steps()
+                cluster.link(*pair)
         if rng.random() < 0.7:
             cluster.deliver_all()
         for client in owners:  # the launcher kills what is left of a run before it starts the next
             if run < 2:
                 kill(client)
-    cluster.deliver_all()
-    cluster.now = 301.0
-    for name in list(cluster.agents):
-        cluster.tell(name, TimePassed())
-    cluster.deliver_all()
+    cluster.pass_time(400.0)
 
     groups: dict[int, GroupStarted] = {}
     for client, (name, _) in owners.items():
@@ -354,7 +355,11 @@ def test_every_claim_ends_once_all_members_agree_and_runs_never_mix(data: st.Dat
             started = agent.admitted[client]
             known = groups.setdefault(started.group, started)
             assert known.members == started.members
-    for group in groups:
+    for group, started in groups.items():
+        inside = [client for client, (name, _) in owners.items() if _in_group(cluster, name, client, group)]
+        gone = dead.union(*(agent.ended for agent in cluster.agents.values()))
+        if len(inside) < started.size:  # a member is dead, or was not admitted: nobody waits for it
+            assert gone.issuperset(inside)
         runs = {run for client, (name, run) in owners.items() if _in_group(cluster, name, client, group)}
         assert len(runs) == 1
     for agent in cluster.agents.values():
@@ -364,3 +369,31 @@ def test_every_claim_ends_once_all_members_agree_and_runs_never_mix(data: st.Dat
 def _in_group(cluster: Cluster, name: str, client: int, group: int) -> bool:
     agent = cluster.agents.get(name)
     return agent is not None and client in agent.admitted and agent.admitted[client].group == group
+
+
+def test_a_rank_that_comes_after_others_were_refused_for_their_sizes_does_not_wait_for_them() -> None:
+    cluster = Cluster("abcd")
+    waiting = cluster.join("d", 1, 4)
+    refused = cluster.join("a", 0, 4), cluster.join("c", 2, 3)
+    cluster.deliver_all()
+    late = cluster.join("d", 3, 4)
+    for name, client in (("a", refused[0]), ("c", refused[1]), ("d", waiting), ("d", late)):
+        error = cluster.error(name, client)
+        assert isinstance(error, MismatchError)
+        assert {error.by_rank[rank] for rank in (0, 2)} == {"3", "4"}
+    # A rank that comes again is another attempt.
+    again = {rank: ("abcd"[rank], cluster.join("abcd"[rank], rank, 4)) for rank in (0, 1)}
+    cluster.deliver_all()
+    again |= {rank: ("abcd"[rank], cluster.join("abcd"[rank], rank, 4)) for rank in (3, 2)}
+    cluster.deliver_all()
+    assert len({cluster.started(name, client).group for name, client in again.values()}) == 1
+
+
+def test_ranks_that_were_refused_for_their_sizes_are_forgotten_after_a_while() -> None:
+    cluster = Cluster("ab")
+    cluster.join("a", 0, 4)
+    cluster.join("b", 2, 3)
+    cluster.deliver_all()
+    cluster.now = 2 * T
+    late = cluster.join("b", 3, 4)
+    assert late not in cluster.agents["b"].rejected

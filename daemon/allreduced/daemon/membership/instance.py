@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -25,9 +26,16 @@ class State(enum.Enum):
     PROPOSED = "proposed"
     RUNNING = "running"
     BROKEN = "broken"
-    """Nothing new runs in it. Its members agreed on that and settle what was in doubt, changes included."""
     CUT_OFF = "cut off"
-    """This node is no member any more: the others went on without it, or it gave up."""
+
+
+STATES: Mapping[State, str] = {
+    State.PROPOSED: "a proposal that waits for the consent of all members; no client is admitted",
+    State.RUNNING: "its members run operations, and agree on a change where there is trouble",
+    State.BROKEN: "nothing new runs in it: its members agreed on that, and settle what was in doubt, by changes too",
+    State.CUT_OFF: "this node is no member any more: the others went on without it, or it gave up; it votes no more",
+}
+"""What the states of an instance mean."""
 
 
 @dataclass(slots=True)
@@ -63,8 +71,12 @@ class Instance:
     agreement: Agreement | None = None
     """The change that ends this generation, while it is under way."""
     give_up_at: float | None = None
+    give_up_last: float = 0.0
+    """Later than this the change is not waited for, whatever else becomes known."""
     committed: Committed | None = None
     """The last change, for members that may have missed it."""
+    former: dict[str, int] = field(default_factory=dict)
+    """Nodes, with their incarnations, that changes left out; they may not know it."""
     losses: tuple[Loss, ...] = ()
     """All losses, once the group has ended for them."""
 
@@ -155,21 +167,3 @@ class Snapshot:
     gatherings: tuple[GatheringView, ...]
     peers: tuple[tuple[str, int], ...]
     ignored: int
-
-
-def well_formed(form: Form) -> bool:
-    """Tell whether a proposal is consistent in itself.
-
-    The members' ranks must partition ``0 … size-1``, members come in the order of their lowest rank, each node once.
-    """
-    members = form.members
-    if form.group <= 0 or form.generation <= 0 or form.tile_bytes <= 0 or not members:
-        return False
-    if any(not member.ranks or list(member.ranks) != sorted(set(member.ranks)) for member in members):
-        return False
-    if len({member.node for member in members}) != len(members):
-        return False
-    if [member.ranks[0] for member in members] != sorted(member.ranks[0] for member in members):
-        return False
-    ranks = sorted(rank for member in members for rank in member.ranks)
-    return ranks == list(range(len(form.clients)))

@@ -76,6 +76,19 @@ def merge(
     )
 
 
+def sound(change: Change, generation: int, members: Sequence[Member]) -> bool:
+    """Tell whether a change can be one of ``generation``: it adds nobody, and names no places that there are not."""
+    ranks = {(member.node, member.incarnation): set(member.ranks) for member in members}
+    return (
+        change.generation == generation + 1
+        and bool(change.members)
+        and len({member.node for member in change.members}) == len(change.members)
+        and all(set(member.ranks) <= ranks.get((member.node, member.incarnation), set()) for member in change.members)
+        and all((member.node, member.incarnation) in ranks for member in change.members)
+        and all(place < len(members) for result in change.results for place in result.holders)
+    )
+
+
 def _going(members: Sequence[Member], promises: Mapping[int, Promise]) -> list[int]:
     """Return the places of those that go on: they promised, and all of them reach each other.
 
@@ -130,6 +143,7 @@ def _lost_ranks(members: Sequence[Member], promises: Mapping[int, Promise], goin
 
 def _results(promises: Mapping[int, Promise], going: Sequence[int]) -> tuple[tuple[Result, ...], bool]:
     """Return the results that a member has that goes on, and whether all of them could be told."""
+    alive = set(going)
     holders: dict[tuple[str, int], set[int]] = {}
     for promise in promises.values():
         for result in promise.results:
@@ -137,7 +151,7 @@ def _results(promises: Mapping[int, Promise], going: Sequence[int]) -> tuple[tup
     results = [
         Result(name, use, tuple(sorted(held))[:MAX_HOLDERS])
         for (name, use), places in sorted(holders.items())
-        if (held := places.intersection(going))
+        if (held := places & alive)
     ]
     room, fit = MAX_RESULT_NAMES, []
     for result in results[:MAX_RESULTS]:
