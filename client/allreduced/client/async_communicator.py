@@ -30,7 +30,7 @@ class AsyncCommunicator(Place):
     """
 
     def __init__(self, session: AsyncSession, *, job: str, group: str) -> None:
-        super().__init__(session.joined, job=job, group=group)
+        super().__init__(session, job=job, group=group)
         self._session = session
 
     @staticmethod

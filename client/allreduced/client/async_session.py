@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Generator
 from typing import Generic, TypeVar, cast
 
-from allreduced.client.attach import GRACE_SECONDS, Attached
+from allreduced.client.attach import GRACE_SECONDS, Attached, again, attach
 from allreduced.client.buffers import Block
 from allreduced.client.endpoint import transmit
 from allreduced.client.operation import Operation, WorkInfo
@@ -66,28 +66,42 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 class AsyncSession:
-    """A joined connection for callers on the loop that is running now."""
+    """A rank of a group, for callers on the loop that is running now.
+
+    It is a joined connection, and after the loss of the agent another one.
+    """
 
     def __init__(self, attached: Attached) -> None:
         self._loop = asyncio.get_running_loop()
-        self._connection = attached.connection
-        self._conversation = attached.conversation
-        self._receiver = attached.receiver
         self._pid = os.getpid()
         self._left = False
-        self._closed = False
-        self._writing = False
         self._waiters: set[asyncio.Future[None]] = set()
+        self._attaching: asyncio.Task[None] | None = None
+        """Attaches again, by ``_attach_until``, and then starts the calls that are held up."""
+        self._attach_until = 0.0
+        self._attach_error: AllReducedError | None = None
+        """Why the last attempt came to nothing."""
+        self._held_up: list[tuple[Operation, float]] = []
+        """Calls that wait for the agent, in their order, with the times when they must have ended."""
+        self._use(attached)
+        leave_when_forgotten(self)
+
+    def _use(self, attached: Attached) -> None:
         joined = attached.conversation.joined
         if joined is None:
             raise InternalError("a session was made before its group was joined")
+        self._connection = attached.connection
+        self._conversation = attached.conversation
+        self._receiver = attached.receiver
+        self._options = attached.options
+        self._closed = False
+        self._writing = False
         self.joined: Joined = joined
         # The loop and the conversation must not keep the session: a forgotten one ends by itself.
         reference = weakref.ref(self)
         self._conversation.owner = reference
         self._conversation.on_release = _Flusher(reference, self._loop)
         self._loop.add_reader(self._connection.fileno(), _on_readable, reference)
-        leave_when_forgotten(self)
 
     @property
     def shared_memory(self) -> bool:
@@ -103,11 +117,18 @@ class AsyncSession:
     def submit(self, operation: Operation) -> None:
         """Start the operation; what the socket does not take at once follows from the loop.
 
+        The first call after the loss of the agent that was told to nobody yet raises AgentUnavailable. The next one
+        attaches again, and with those after it waits for that, until its deadline at most.
+
         :raises AllReducedError: the session or its group has ended.
         """
         self._check()
-        deadline = operation.deadline or self._conversation.default_deadline
-        operation.give_up_at = time.monotonic() + deadline + GRACE_SECONDS
+        until = time.monotonic() + (operation.deadline or self._conversation.default_deadline)
+        operation.give_up_at = until + GRACE_SECONDS
+        if self._conversation.told:
+            self._held_up.append((operation, until))
+            self._begin_to_attach(until)
+            return
         self._conversation.submit(operation)
         self._send()
 
@@ -129,14 +150,18 @@ class AsyncSession:
         :raises LimitExceeded: the agent has no memory for it.
         """
         self._check()
+        until = time.monotonic() + self._conversation.default_deadline
+        if self._conversation.told:
+            await self._attached(until)
+        self._conversation.check()
         request = self._conversation.allocate(nbytes)
         self._send()
-        until = time.monotonic() + self._conversation.default_deadline + GRACE_SECONDS
         while not request.done:
-            if not await self._change(until):
+            if not await self._change(until + GRACE_SECONDS):
                 self._give_up()
         block, request.block = request.block, None
         if request.error is not None:
+            self._conversation.tell(request.error)
             raise copy.copy(request.error)
         if block is None:
             raise InternalError("an arena was granted that has no room for what it was asked for")
@@ -160,20 +185,31 @@ class AsyncSession:
         else:
             self._send()
 
+    def tell(self, error: AllReducedError | None) -> None:
+        """Take note that a caller gets the error of an operation; None: it has none."""
+        if error is not None:
+            self._conversation.tell(error)
+
     async def close(self) -> None:
         """Leave the group; what is pending ends with ClosedError. Never waits long. Views stay valid."""
         if self._left or os.getpid() != self._pid:
             return
+        attaching = self._attaching
         self._leave()
+        if attaching is not None:
+            await asyncio.wait([attaching])
         until = time.monotonic() + CLOSE_SECONDS
         while self._conversation.has_output and not self._closed and await self._change(until):
             pass
 
     def leave_at_exit(self) -> None:
         """Say goodbye without waiting, where the process or the communicator ends without having been closed."""
-        if os.getpid() != self._pid or self._closed:
+        if os.getpid() != self._pid:
             return
         self._left = True
+        self._stop_attaching(ClosedError("the communicator was closed"))
+        if self._closed:
+            return
         self._conversation.leave()
         transmit(self._connection, self._conversation)
         self._shut()
@@ -220,8 +256,63 @@ class AsyncSession:
         if self._left and not self._conversation.leased and not unsent:
             self._shut()
 
+    # After the loss of the agent
+
+    def _begin_to_attach(self, until: float) -> None:
+        """Have the rank taken anew by ``until``, in a new group at the agent that follows the lost one."""
+        if self._attaching is not None:
+            if until >= self._attach_until:
+                return
+            self._attaching.cancel()  # begun anew, so that no call ends after its deadline
+        self._attach_until = until
+        self._attaching = self._loop.create_task(self._attach_again(until))
+
+    async def _attach_again(self, until: float) -> None:
+        try:
+            attached = await drive(attach(again(self._options, until)))
+        except asyncio.CancelledError:
+            if self._attaching is asyncio.current_task():
+                self._stop_attaching(AgentUnavailable("attaching again to the agent of this node was cancelled"))
+            raise
+        except AllReducedError as error:
+            self._stop_attaching(error)
+            return
+        self._attaching = None
+        self._use(attached)
+        held_up, self._held_up = self._held_up, []
+        for operation, end in held_up:
+            operation.deadline = max(end - time.monotonic(), 0.001)
+            self._conversation.submit(operation)
+        self._send()
+        self._notify()
+
+    def _stop_attaching(self, error: AllReducedError) -> None:
+        """End what waits for the agent with ``error``."""
+        attaching, self._attaching = self._attaching, None
+        if attaching is None:
+            return
+        if not attaching.done() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(attaching.cancel)
+        self._attach_error = error
+        held_up, self._held_up = self._held_up, []
+        for operation, _ in held_up:
+            operation.part_failed(None, error)
+        self._notify()
+
+    async def _attached(self, until: float) -> None:
+        """Wait until the rank is taken anew.
+
+        :raises AllReducedError: it could not be.
+        """
+        self._begin_to_attach(until)
+        while self._attaching is not None:
+            await self._change(until + GRACE_SECONDS)
+        if self._conversation.told:
+            raise copy.copy(self._attach_error or AgentUnavailable("the agent of this node was lost again"))
+
     def _leave(self) -> None:
         self._left = True
+        self._stop_attaching(ClosedError("the communicator was closed"))
         self._conversation.leave()
         self._notify()
         self._send()
@@ -329,6 +420,7 @@ class AsyncWork(Generic[T_co]):
                 f"the operation has not ended within {timeout:g} s; it goes on",
                 hint="wait again, or give the operation a deadline= to end it",
             )
+        self._session.tell(self._operation.error)
         return cast("T_co", self._operation.outcome())
 
     def done(self) -> bool:
@@ -337,6 +429,7 @@ class AsyncWork(Generic[T_co]):
 
     def exception(self) -> AllReducedError | None:
         """Return the error that the operation ended with, None if it ended well or has not ended yet."""
+        self._session.tell(self._operation.error)
         return self._operation.error
 
     @property

@@ -79,7 +79,7 @@ class Communicator(Place):
     """
 
     def __init__(self, session: Session, *, job: str, group: str) -> None:
-        super().__init__(session.joined, job=job, group=group)
+        super().__init__(session, job=job, group=group)
         self._session = session
 
     # all_reduce

@@ -30,6 +30,9 @@ START_SECONDS = 60.0
 END_SECONDS = 1.0
 """How long an agent that said why it cannot start, or said nothing more, may take to end by itself."""
 
+_started: list[int] = []
+"""Private agents that this process started and that may run still. One that ended is a zombie until it is asked for."""
+
 _READY_FD = 3
 _LONGEST_ANSWER = 64 << 10
 
@@ -112,6 +115,7 @@ def start(command: Sequence[str], *, until: float) -> Procedure[None]:
     :raises AgentUnavailable: it did not become ready by ``until``.
     :raises AllReducedError: what the agent itself said was wrong, such as missing or wrong secrets.
     """
+    _reap()
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         try:
@@ -142,6 +146,18 @@ def start(command: Sequence[str], *, until: float) -> Procedure[None]:
     finally:
         os.close(reader)
     yield from _judge(answer, pid)
+    _started.append(pid)
+
+
+def _reap() -> None:
+    """Let the kernel forget the agents that ended; after a fork they are the parent's, and never asked for again."""
+    for pid in tuple(_started):
+        try:
+            ended, _ = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            ended = pid
+        if ended:
+            _started.remove(pid)
 
 
 def _inheritable() -> list[int]:

@@ -36,6 +36,7 @@ class Work(Generic[T_co]):
                 f"the operation has not ended within {timeout:g} s; it goes on",
                 hint="wait again, or give the operation a deadline= to end it",
             )
+        self._session.tell(self._operation.error)
         return cast("T_co", self._operation.outcome())
 
     def done(self) -> bool:
@@ -45,6 +46,7 @@ class Work(Generic[T_co]):
     def exception(self) -> AllReducedError | None:
         """Return the error that the operation ended with, None if it ended well or has not ended yet."""
         self.done()
+        self._session.tell(self._operation.error)
         return self._operation.error
 
     @property

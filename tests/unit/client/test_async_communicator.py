@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from allreduced.client import (
-    AgentUnavailable,
     AsyncCommunicator,
     ClosedError,
     DeadlineExceeded,
@@ -103,19 +102,6 @@ async def test_views_outlive_close(agent: FakeAgent, aconnect: Connect) -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     agent.until(lambda: not agent.clients)
-
-
-async def test_the_end_of_the_agent_ends_everything(agent: FakeAgent, aconnect: Connect) -> None:
-    agent.hold = True
-    async with aconnect() as comm:
-        works = [comm.all_reduce(np.ones(LARGE), name=name) for name in "ab"]
-        await comm.barrier()
-        agent.kill()
-        for work in works:
-            with pytest.raises(AgentUnavailable):
-                await work
-        with pytest.raises(AgentUnavailable):
-            comm.barrier()
 
 
 async def test_garbage_ends_the_connection(make_agent: MakeAgent) -> None:
