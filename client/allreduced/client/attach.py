@@ -155,7 +155,7 @@ def _attach_named(
     until: float,
     connection: socket.socket | None = None,
 ) -> Procedure[Attached]:
-    """Join at the agent at ``address``, where ``connection`` may lead already. A known agent may be away for a while."""
+    """Join at the agent at ``address``, where ``connection`` may lead already. A known agent may be away for now."""
     options = replace(options, agent=replace(options.agent, socket=address, source=source))
     known = address.text in _agents_known
     pause = _PAUSE
