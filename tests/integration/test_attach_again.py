@@ -200,3 +200,30 @@ async def test_a_killed_rank_is_replaced_in_the_same_processes(start_agent: Star
         for rank in (*broken, *ranks):
             await rank.close()
     assert [agent.stop() for agent in agents] == [0, 0]
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+async def test_private_agents_meet_again_when_one_was_killed(
+    start_agent: StartAgent, free_port: int, killed: int
+) -> None:
+    meeting = f"127.0.0.1:{free_port}"
+    agents = [start_agent(node, "--private", "--join", meeting) for node in "ab"]
+    async with asyncio.timeout(BOUND):
+        ranks = list(await asyncio.gather(*(join(agents[rank], rank, 2) for rank in range(2))))
+        assert await sums(ranks, 5000) == [[3.0] * 5000] * 2
+        agents[killed].kill()
+        other = 1 - killed
+        with pytest.raises(PeerLost):
+            await ranks[other].all_reduce(np.ones(5000))
+        with pytest.raises(AgentUnavailable):
+            await ranks[killed].all_reduce(np.ones(5000))
+        node, name = agents[killed].node, agents[killed].socket
+        agents[killed] = start_agent(node, "--private", "--join", meeting, "--socket", name)
+        waiting = ranks[killed].all_reduce(np.full(5000, killed + 1.0), deadline=BOUND)
+        # The broken communicator stays until the next one is there: a private agent without clients ends.
+        broken, ranks[other] = ranks[other], await join(agents[other], other, 2)
+        mine = ranks[other].all_reduce(np.full(5000, other + 1.0))
+        assert [result.tolist() for result in await asyncio.gather(waiting, mine)] == [[3.0] * 5000] * 2
+        for rank in (broken, *ranks):
+            await rank.close()
+    assert [await asyncio.to_thread(agent.wait) for agent in agents] == [0, 0]
