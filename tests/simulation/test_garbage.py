@@ -29,6 +29,7 @@ from allreduced.protocol.peer import (
     Abort,
     Arrived,
     Call,
+    Confirm,
     Differs,
     Forget,
     Forgettable,
@@ -44,7 +45,7 @@ from allreduced.protocol.peer import (
 
 def _frame(rng: random.Random, cluster: Cluster) -> OperationFrame:
     """Return a frame that fits the field types and nothing else, or a real one with a field changed."""
-    sent = [frame for *_, frame in cluster.network.frames if not isinstance(frame, Forget | Forgettable)]
+    sent = [frame for *_, frame in cluster.network.frames if not isinstance(frame, Forget | Forgettable | Confirm)]
     if sent and rng.random() < 0.6:
         frame = rng.choice(sent)
         if rng.random() < 0.5:

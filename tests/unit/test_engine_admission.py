@@ -29,7 +29,17 @@ from allreduced.daemon.engine.events import (
 )
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import Forget, Forgettable, Grant, OperationFrame, Queued, Ready, Withdraw, Withdrawn
+from allreduced.protocol.peer import (
+    Confirm,
+    Forget,
+    Forgettable,
+    Grant,
+    OperationFrame,
+    Queued,
+    Ready,
+    Withdraw,
+    Withdrawn,
+)
 
 ONE_AT_A_TIME = Limits(inline_bytes=0, arena_bytes=24 << 10, scratch_bytes=8192, arena_chunk=4096)
 KIB4 = 4 << 10
@@ -139,7 +149,7 @@ def _sent(actions: list[Action]) -> list[tuple[str, OperationFrame]]:
     return [
         (action.node, action.frame)
         for action in actions
-        if isinstance(action, SendFrame) and not isinstance(action.frame, Forget | Forgettable)
+        if isinstance(action, SendFrame) and not isinstance(action.frame, Forget | Forgettable | Confirm)
     ]
 
 

@@ -12,6 +12,19 @@ from allreduced.protocol.peer import HEADER, Frame, decode, encode
 ERROR: WireError = ("rank_lost", "rank 2 is gone", "see its log", {"ranks": [2], "nodes": ["b"]})
 KEY = GroupKey(1000, "job-1", "world")
 
+LOSS = peer.Loss("b", (2, 3), True, False, ERROR)
+CHANGE = peer.Change(
+    2,
+    (Member("a", 11, (0, 1)),),
+    (LOSS,),
+    True,
+    (5,),
+    (peer.Result("w", 2, (0, 1)),),
+    (peer.Failure("x", 0, ERROR),),
+    4,
+    (0, 7),
+)
+
 # Recorded once. A change here breaks every agent of version 1.
 VERSION_1: list[tuple[Frame, str]] = [
     (peer.Heartbeat(), ("41524431010100000000000000000000000000000100000090")),
@@ -47,6 +60,46 @@ VERSION_1: list[tuple[Frame, str]] = [
     ),
     (peer.Left(7, 1, (0, 65535)), ("415244310115000001000000070000000000000006000000919200cdffff")),
     (
+        peer.Trouble(7, 1, (LOSS,)),
+        (
+            "415244310118000001000000070000000000000042000000919195a162920203c3c294a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162"
+        ),
+    ),
+    (peer.Prepare(7, 1, 3, 2), ("415244310119000001000000070000000000000003000000920302")),
+    (
+        peer.Promise(
+            7,
+            1,
+            3,
+            2,
+            1,
+            0,
+            (CHANGE,),
+            (LOSS,),
+            (5,),
+            (peer.Result("w", 2, (1,)),),
+            (peer.Failure("x", 0, ERROR),),
+            4,
+            (0,),
+        ),
+        (
+            "41524431011a0000010000000700000000000000270100009b030201009199029193a1610b9200019195a162920203c3c294a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162c391059193a177029200019193a1780094a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162049200079195a162920203c3c294a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a16291059193a1770291019193a1780094a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162049100"
+        ),
+    ),
+    (
+        peer.Accept(7, 1, 3, 2, CHANGE),
+        (
+            "41524431011b00000100000007000000000000009a00000093030299029193a1610b9200019195a162920203c3c294a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162c391059193a177029200019193a1780094a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a16204920007"
+        ),
+    ),
+    (peer.Accepted(7, 1, 3, 2), ("41524431011c000001000000070000000000000003000000920302")),
+    (
+        peer.Committed(7, 1, CHANGE),
+        (
+            "41524431011d0000010000000700000000000000980000009199029193a1610b9200019195a162920203c3c294a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162c391059193a177029200019193a1780094a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a16204920007"
+        ),
+    ),
+    (
         peer.Ready(
             7,
             1,
@@ -56,9 +109,11 @@ VERSION_1: list[tuple[Frame, str]] = [
             peer.Fingerprint("all_reduce", 1, 1, "(2, 3)", 6, -1, ""),
             (-1, 9, 0),
             (peer.Grant(1, 0, 1, 0, 4, b"\x01\x02"), peer.Grant(2, 1, 0, 4, 1, b"")),
+            300,
+            (5, 6),
         ),
         (
-            "41524431012000000100000007000000000000003b00000096a86c61796572312e77020097aa616c6c5f7265647563650101a628322c20332906ffa093ff090092960100010004c4020102960201000401c400"
+            "41524431012000000100000007000000000000004100000098a86c61796572312e77020097aa616c6c5f7265647563650101a628322c20332906ffa093ff090092960100010004c4020102960201000401c400cd012c920506"
         ),
     ),
     (
@@ -70,15 +125,21 @@ VERSION_1: list[tuple[Frame, str]] = [
     (peer.Queued(7, 1, "w", 2, (0, 9, 1)), ("41524431012400000100000007000000000000000800000093a1770293000901")),
     (peer.Arrived(7, 1, "w", 2, (0, 3)), ("41524431012500000100000007000000000000000700000093a17702920003")),
     (
-        peer.Abort(0x1122334455667788, 0xFFFFFFFF, "w", 2, ERROR),
+        peer.Abort(0x1122334455667788, 0xFFFFFFFF, "w", 2, ERROR, False),
         (
-            "4152443101260000ffffffff88776655443322113c00000093a1770294a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162"
+            "4152443101260000ffffffff88776655443322113d00000094a1770294a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162c2"
         ),
     ),
     (
         peer.Differs(7, 1, "w", 2, (peer.Call(peer.Fingerprint("barrier", 3, 1, "", 0, -1, ""), (0, 3)),)),
         ("41524431012700000100000007000000000000001800000093a17702919297a7626172726965720301a000ffa0920003"),
     ),
+    (peer.Kept(7, 1, "w", 2), ("41524431012800000100000007000000000000000400000092a17702")),
+    (
+        peer.Fetch(7, 2, "w", 2, (peer.Grant(3, 0, 0, 0, 1, b"\x03"),)),
+        ("41524431012900000200000007000000000000000e00000093a1770291960300000001c40103"),
+    ),
+    (peer.Confirm(7, 1, (300, 301), True), ("41524431012a0000010000000700000000000000090000009292cd012ccd012dc3")),
     (
         peer.Forget(7, 1, 3, ("w", "x"), (1, 300)),
         ("41524431013000000100000007000000000000000c000000930392a177a1789201cd012c"),
@@ -112,9 +173,16 @@ def test_every_prefix_and_trailing_bytes_are_refused(frame: Frame, text: str) ->
 
 
 def test_every_frame_is_recorded_and_has_a_code() -> None:
-    frames = (peer.Frame, peer.MembershipFrame, peer.EngineFrame, peer.OperationFrame, peer.NamesFrame)
+    frames = (
+        peer.Frame,
+        peer.MembershipFrame,
+        peer.EngineFrame,
+        peer.OperationFrame,
+        peer.NamesFrame,
+        peer.ChangeFrame,
+    )
     unions = " ".join(map(str, frames)).replace("|", " ").split()
-    names = set(unions) - {"MembershipFrame", "EngineFrame", "OperationFrame", "NamesFrame"}
+    names = set(unions) - {"MembershipFrame", "EngineFrame", "OperationFrame", "NamesFrame", "ChangeFrame"}
     assert {cls.__name__ for cls in peer.CODES} == {type(frame).__name__ for frame, _ in VERSION_1} == names
     assert len(set(peer.CODES.values())) == len(peer.CODES)
     assert all(0 < code < 256 for code in peer.CODES.values())

@@ -20,7 +20,17 @@ from allreduced.protocol import local, peer, wire_error
 DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
 LOCAL, PEER = TEXT.split("## 2. Agents")
-RECORDS = {"key": GroupKey, "member": Member, "fingerprint": peer.Fingerprint, "grant": peer.Grant, "call": peer.Call}
+RECORDS = {
+    "key": GroupKey,
+    "member": Member,
+    "fingerprint": peer.Fingerprint,
+    "grant": peer.Grant,
+    "call": peer.Call,
+    "loss": peer.Loss,
+    "result": peer.Result,
+    "failure": peer.Failure,
+    "change": peer.Change,
+}
 
 # What the document calls the types of fields that have a limit.
 WORDS = {
@@ -54,6 +64,11 @@ WORDS = {
     "names": peer.Names,
     "uses": peer.Uses,
     "array of call": peer.Calls,
+    "array of loss": peer.Losses,
+    "array of result": peer.Results,
+    "array of failure": peer.Failures,
+    "array of change": peer.Changes,
+    "change": peer.Change,
     "bytes, at most 256": peer.Token,
     "key": GroupKey,
     "fingerprint": peer.Fingerprint,

@@ -55,6 +55,15 @@ MAX_TOKEN = 256
 MAX_CALLS = 16
 """Different calls of one operation that one :class:`Differs` tells at most."""
 
+MAX_RESULTS = 1 << 12
+"""Results of one group that members may keep for each other at most (a count)."""
+
+MAX_RESULT_NAMES = 256 << 10
+"""Bytes of the names of all these results at most, so that a :class:`Promise` fits a frame."""
+
+MAX_FAILURES = 64
+"""Failed operations that one :class:`Promise` tells at most."""
+
 Peers: TypeAlias = Annotated[tuple[tuple[Name, Annotated[str, AtMost(MAX_ADDRESS)]], ...], AtMost(MAX_PEERS)]
 Members: TypeAlias = Annotated[tuple[Member, ...], AtMost(MAX_RANKS)]
 Stamp: TypeAlias = Annotated[tuple[Signed, ...], AtMost(8)]
@@ -154,6 +163,144 @@ class Left:
     ranks: Ranks
 
 
+# Changes of generation: one decision of all members, see docs/failure.md. ``generation`` is the one that ends.
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Ranks of ``node`` that are lost, and why. ``whole``: the node is lost with all its ranks, not single processes.
+
+    ``proven``: its agent is known to be dead, or said goodbye; else it was only silent.
+    """
+
+    node: Name
+    ranks: Ranks
+    whole: bool
+    proven: bool
+    error: WireError
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An operation that was delivered, and which members (places in the generation that ends) hold its result."""
+
+    name: Name
+    use: Id
+    holders: Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An operation that ended with an error on every member."""
+
+    name: Name
+    use: Id
+    error: WireError
+
+
+Losses: TypeAlias = Annotated[tuple[Loss, ...], AtMost(MAX_RANKS)]
+Results: TypeAlias = Annotated[tuple[Result, ...], AtMost(MAX_RESULTS)]
+Failures: TypeAlias = Annotated[tuple[Failure, ...], AtMost(MAX_FAILURES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What all members of a generation agree on at its end.
+
+    ``generation``: the next one. ``members``: those that go on, with the ranks that they still hold. ``losses``: who
+    does not and why; with none, all go on. ``ended``: the group runs nothing more (its policy), only what is in doubt
+    is settled. ``left``: ranks that left on purpose. ``results``: operations that every member that goes on gives to
+    its ranks. ``failures``: operations that ended with an error. Everything else that is in flight fails with the
+    losses where ``ended``, or starts again. ``round``, ``refused``: rounds of forgetting that are decided, and what was
+    refused in the last of them.
+    """
+
+    generation: U32
+    members: Members
+    losses: Losses
+    ended: bool
+    left: Ranks
+    results: Results
+    failures: Failures
+    round: U32
+    refused: Uses
+
+
+Changes: TypeAlias = Annotated[tuple[Change, ...], AtMost(1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """The sender knows why the generation cannot go on: losses, or (with none) frames that may be lost."""
+
+    group: Id
+    generation: U32
+    losses: Losses
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Phase one of the ballot (generation, attempt, proposer). ``proposer``: the sender's place among the members."""
+
+    group: Id
+    generation: U32
+    attempt: U32
+    proposer: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Answer to Prepare: the sender takes part in no lower ballot, and delivers nothing more in this generation.
+
+    ``accepted``: the change that it accepted in the ballot (``accepted_attempt``, ``accepted_proposer``), if any.
+    The rest is what it knows: see Change. ``results``: those that it delivered and others may lack.
+    """
+
+    group: Id
+    generation: U32
+    attempt: U32
+    proposer: Rank
+    accepted_attempt: U32
+    accepted_proposer: Rank
+    accepted: Changes
+    losses: Losses
+    left: Ranks
+    results: Results
+    failures: Failures
+    round: U32
+    refused: Uses
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Phase two of the ballot: accept this change."""
+
+    group: Id
+    generation: U32
+    attempt: U32
+    proposer: Rank
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Answer to Accept."""
+
+    group: Id
+    generation: U32
+    attempt: U32
+    proposer: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A quorum accepted the change: it holds. Whoever learns it tells all others once."""
+
+    group: Id
+    generation: U32
+    change: Change
+
+
 # Operations. Every frame names (group, generation, name, use).
 
 
@@ -194,6 +341,8 @@ class Ready:
 
     ``attempt`` grows with every READY after a withdrawal. ``stamp`` is the place in the agreed order, as
     (negative priority, lamport time, index of the member with the lowest rank), or empty where not known yet.
+    ``serial``: how many-th operation of the group this is for which the sender was ready; the same in every attempt.
+    ``confirms``: as in Confirm.
     """
 
     group: Id
@@ -204,6 +353,8 @@ class Ready:
     fingerprint: Fingerprint
     stamp: Stamp
     grants: Grants
+    serial: Id = 0
+    confirms: Ids = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,13 +442,53 @@ class Differs:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The operation ended with this error at the sender and must end so everywhere."""
+    """The sender's last word on the operation: it must end with this error.
+
+    ``final``: the sender was never ready, so nobody can have a result; the operation has ended so everywhere. Else a
+    member may have delivered it already: the sender delivers it no more, unless another one's word is Kept. It has
+    failed when every member has said Abort.
+    """
 
     group: Id
     generation: U32
     name: Name
     use: Id
     error: WireError
+    final: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The sender's last word on the operation, after an Abort came: it has delivered it, so every member must."""
+
+    group: Id
+    generation: U32
+    name: Name
+    use: Id
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """After a change: send the kept result of this operation, whole, into the receive of ``grants`` (exactly one)."""
+
+    group: Id
+    generation: U32
+    name: Name
+    use: Id
+    grants: Grants
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """The sender has delivered the operations that have these ``serials`` in READYs of the receiver's.
+
+    ``everything``: also all results that were agreed in the change to this generation.
+    """
+
+    group: Id
+    generation: U32
+    serials: Ids
+    everything: bool
 
 
 # Names of operations
@@ -332,10 +523,13 @@ class Forgettable:
     refused: Uses
 
 
-MembershipFrame: TypeAlias = "Announce | Retract | Refuse | Form | Broken | Left"
-OperationFrame: TypeAlias = "Ready | MoreGrants | Withdraw | Withdrawn | Queued | Arrived | Differs | Abort"
+ChangeFrame: TypeAlias = "Trouble | Prepare | Promise | Accept | Accepted | Committed"
+MembershipFrame: TypeAlias = "Announce | Retract | Refuse | Form | Broken | Left | ChangeFrame"
+OperationFrame: TypeAlias = (
+    "Ready | MoreGrants | Withdraw | Withdrawn | Queued | Arrived | Differs | Abort | Kept | Fetch"
+)
 NamesFrame: TypeAlias = "Forget | Forgettable"
-EngineFrame: TypeAlias = "OperationFrame | NamesFrame"
+EngineFrame: TypeAlias = "OperationFrame | NamesFrame | Confirm"
 Frame: TypeAlias = "Heartbeat | Goodbye | PeerTable | MembershipFrame | EngineFrame"
 
 # Bytes
@@ -350,6 +544,12 @@ CODES: Mapping[type, int] = {
     Form: 19,
     Broken: 20,
     Left: 21,
+    Trouble: 24,
+    Prepare: 25,
+    Promise: 26,
+    Accept: 27,
+    Accepted: 28,
+    Committed: 29,
     Ready: 32,
     MoreGrants: 33,
     Withdraw: 34,
@@ -358,6 +558,9 @@ CODES: Mapping[type, int] = {
     Arrived: 37,
     Abort: 38,
     Differs: 39,
+    Kept: 40,
+    Fetch: 41,
+    Confirm: 42,
     Forget: 48,
     Forgettable: 49,
 }

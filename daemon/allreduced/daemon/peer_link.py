@@ -14,16 +14,22 @@ from allreduced.daemon.engine import events as engine_events
 from allreduced.daemon.membership import events as membership_events
 from allreduced.daemon.ports import EventSink
 from allreduced.protocol.peer import (
+    Accept,
+    Accepted,
     Announce,
     Broken,
+    Committed,
     Form,
     Frame,
     Goodbye,
     Heartbeat,
     Left,
     PeerTable,
+    Prepare,
+    Promise,
     Refuse,
     Retract,
+    Trouble,
     decode,
     encode,
 )
@@ -179,6 +185,8 @@ class PeerLink(LinkEvents):
             case PeerTable():
                 self._owner.table_received(self, frame)
             case Announce() | Retract() | Refuse() | Form() | Broken() | Left():
+                self._sink.membership_event(membership_events.FrameArrived(self.node, frame))
+            case Trouble() | Prepare() | Promise() | Accept() | Accepted() | Committed():
                 self._sink.membership_event(membership_events.FrameArrived(self.node, frame))
             case _:
                 self._sink.engine_event(engine_events.FrameArrived(self.node, frame))

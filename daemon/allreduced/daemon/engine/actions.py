@@ -9,7 +9,7 @@ from allreduced.core.dtypes import DType
 from allreduced.core.errors import AllReducedError
 from allreduced.core.reductions import Reduction
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import EngineFrame
+from allreduced.protocol.peer import EngineFrame, Failure, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,26 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
+class Frozen:
+    """Answer to Freeze, for the memberships: what this member has of ``generation``. Fields as in ``peer.Promise``."""
+
+    group: int
+    generation: int
+    results: tuple[Result, ...]
+    failures: tuple[Failure, ...]
+    round: int
+    refused: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Tell the memberships that this member cannot do what was agreed and must leave the group with this error."""
+
+    group: int
+    error: AllReducedError
+
+
+@dataclass(frozen=True, slots=True)
 class SetTimer:
     """Send TimePassed at this time of the engine's clock; replaces the timer set before. None: no timer."""
 
@@ -131,5 +151,5 @@ class SetTimer:
 
 Action: TypeAlias = (
     "CreateArena | DestroyArena | Reduce | PostReceive | CancelReceive | Send | CancelSend | SendFrame | Deliver | Fail"
-    " | SetTimer"
+    " | Frozen | GiveUp | SetTimer"
 )

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from allreduced.core.errors import AllReducedError
 from allreduced.core.identity import GroupKey, Member
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import EngineFrame, Fingerprint
+from allreduced.protocol.peer import Change, EngineFrame, Fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,45 @@ class GroupStarted:
 
 @dataclass(frozen=True, slots=True)
 class GroupBroken:
-    """The group can run nothing more: everything in flight and later ends with ``error``."""
+    """The group can run nothing more on this node: everything in flight and later ends with ``error``.
+
+    Nothing was agreed with the others: this member is cut off, or there are no others.
+    """
 
     group: int
     error: AllReducedError
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """This member takes part in a change of ``generation``: nothing more is delivered in it. Answered by Frozen."""
+
+    group: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The members of ``generation`` agreed on its end. It may not include this node, or come after GroupBroken."""
+
+    group: int
+    generation: int
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """These nodes were heard just now."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDeparted:
+    """The node is proven to be dead, or said goodbye: its vote is not needed for a quorum of the group."""
+
+    group: int
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +192,7 @@ class TimePassed:
 
 
 Event: TypeAlias = (
-    "GroupStarted | GroupBroken | RanksLeft | GroupForgotten | Submitted | ClientGone | LeasesReturned | FrameArrived"
-    " | Received | ReceiveCancelled | Sent | Reduced | ArenaReady | ArenaFailed | RoomMade | TimePassed"
+    "GroupStarted | GroupBroken | Freeze | Changed | Heard | NodeDeparted | RanksLeft | GroupForgotten | Submitted"
+    " | ClientGone | LeasesReturned | FrameArrived | Received | ReceiveCancelled | Sent | Reduced | ArenaReady"
+    " | ArenaFailed | RoomMade | TimePassed"
 )

@@ -33,3 +33,7 @@ class Limits:
     """Frames kept for groups that are not started here yet (a count)."""
     early_seconds: float = 30.0
     """How long such frames are kept."""
+    failure_timeout: float = 5.0
+    """Seconds for which a member counts as present after it was last heard."""
+    confirm_seconds: float = 5e-3
+    """How long a confirmation waits for a READY that can carry it."""

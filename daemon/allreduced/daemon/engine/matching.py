@@ -23,11 +23,14 @@ from allreduced.protocol.peer import (
     Abort,
     Arrived,
     Call,
+    Confirm,
     Differs,
     EngineFrame,
+    Fetch,
     Fingerprint,
     Forget,
     Forgettable,
+    Kept,
     MoreGrants,
     OperationFrame,
     Queued,
@@ -131,6 +134,9 @@ class Matching:
             return
         if isinstance(frame, Forget | Forgettable):
             self._resume(group, group.forgetting.frame(peer, frame))
+            return
+        if isinstance(frame, Kept | Fetch | Confirm):
+            self._context.counters["frames_ignored"] += 1
             return
         if group.forgetting.frozen and group.forgetting.holds(peer, frame):
             group.forgetting.held.append((node, frame))

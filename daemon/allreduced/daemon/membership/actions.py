@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from allreduced.core.errors import AllReducedError
-from allreduced.daemon.engine.events import GroupBroken, GroupForgotten, GroupStarted, RanksLeft
+from allreduced.daemon.engine.events import (
+    Changed,
+    Freeze,
+    GroupBroken,
+    GroupForgotten,
+    GroupStarted,
+    NodeDeparted,
+    RanksLeft,
+)
 from allreduced.protocol.peer import MembershipFrame
 
 
@@ -41,7 +49,7 @@ class Reject:
 class TellEngine:
     """Give the engine this event."""
 
-    event: GroupStarted | GroupBroken | RanksLeft | GroupForgotten
+    event: GroupStarted | GroupBroken | Freeze | Changed | NodeDeparted | RanksLeft | GroupForgotten
 
 
 @dataclass(frozen=True, slots=True)

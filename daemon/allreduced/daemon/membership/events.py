@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from allreduced.core.errors import AllReducedError
 from allreduced.core.identity import GroupKey
+from allreduced.daemon.engine.actions import Frozen as EngineFrozen
 from allreduced.protocol.peer import MembershipFrame
 
 
@@ -34,25 +35,58 @@ class ClientLeaving:
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """A client's connection ended: each rank that it still holds is lost, each claim of it is void."""
+    """A client's connection ended: each rank that it still holds is lost, each claim of it is void.
+
+    ``doing``: what it was doing, in words, for the error that others get; empty where that is not known.
+    """
 
     client: int
+    doing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """A link to a peer agent is up. A known name with another incarnation is a new agent in the place of a dead one."""
+    """A link to a peer agent is up. A known name with another incarnation is a new agent in the place of a dead one.
+
+    After LinkLost with the same incarnation: frames of both directions may have been lost in between.
+    """
 
     node: str
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The link to a peer ended, which proves nothing: PeerUp or PeerDown follows within the failure timeout."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class PeerDown:
-    """The peer is dead or said goodbye (``error`` None)."""
+    """The peer is dead or said goodbye (``error`` None).
+
+    ``proven``: its agent is known to be gone (refused, started anew, goodbye); else it was silent for too long.
+    """
 
     node: str
     error: AllReducedError | None
+    proven: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """The engine delivers nothing more in this generation; what it has of it. Answers the engine's Freeze."""
+
+    frozen: EngineFrozen
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The engine cannot do what was agreed: this member must leave the group."""
+
+    group: int
+    error: AllReducedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +102,7 @@ class TimePassed:
     """The time of the last SetTimer has come."""
 
 
-Event: TypeAlias = "ClientJoining | ClientLeaving | ClientGone | PeerUp | PeerDown | FrameArrived | TimePassed"
+Event: TypeAlias = (
+    "ClientJoining | ClientLeaving | ClientGone | PeerUp | LinkLost | PeerDown | FrameArrived | Frozen | GiveUp"
+    " | TimePassed"
+)
