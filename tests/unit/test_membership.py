@@ -300,13 +300,17 @@ def formed(names: str, seed: int = 0) -> tuple[Cluster, dict[str, int]]:
 
 def test_a_killed_client_breaks_the_group_everywhere_and_is_named() -> None:
     cluster, clients = formed("abc")
-    cluster.tell("b", ClientGone(clients["b"]))
+    cluster.tell("b", ClientGone(clients["b"], "while it waited for barrier (its call 3), for 2 s"))
     cluster.deliver_all()
     for name in "ac":
         error = cluster.agents[name].ended[clients[name]]
         assert isinstance(error, RankLost)
         assert (error.ranks, error.nodes) == ((1,), ("b",))
-        assert "process 101 on node 'b'" in error.message
+        assert error.message == (
+            "rank 1 (process 101 on node 'b') ended without leaving the group, "
+            "while it waited for barrier (its call 3), for 2 s"
+        )
+        assert "form the group anew" in error.hint
         assert any(isinstance(event, GroupBroken) for event in cluster.agents[name].engine)
     group = cluster.started("b", clients["b"]).group
     assert cluster.agents["b"].engine[-1] == GroupForgotten(group)

@@ -47,7 +47,7 @@ class Membership:
                 self._running.client_leaving(event.client, event.group)
             case ClientGone():
                 self._forming.client_gone(event.client)
-                self._running.client_gone(event.client)
+                self._running.client_gone(event.client, event.doing)
             case PeerUp():
                 self._peer_up(event.node, event.incarnation)
             case PeerDown():

@@ -34,8 +34,8 @@ class Running:
             self._scene.tell_members(instance, Left(group, instance.form.generation, ranks))
         self._forget_if_empty(instance)
 
-    def client_gone(self, client: int) -> None:
-        """Break the groups of a client that ended without leaving them."""
+    def client_gone(self, client: int, doing: str = "") -> None:
+        """Break the groups of a client that ended without leaving them; ``doing``: what it did, in words."""
         for instance in list(self._scene.instances.values()):
             if instance.state is State.PROPOSED:
                 continue
@@ -43,7 +43,7 @@ class Running:
             if not lost:
                 continue
             if instance.state is State.RUNNING:
-                self.end(instance, wording.rank_lost(self._scene.node, lost, "ended without leaving the group"))
+                self.end(instance, wording.rank_lost(self._scene.node, lost, "ended without leaving the group", doing))
             self._forget_if_empty(instance)
 
     def peer_down(self, instance: Instance, node: str, error: AllReducedError | None) -> None:
