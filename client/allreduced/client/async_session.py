@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Generator
 from typing import Generic, TypeVar, cast
 
+from allreduced.client.arguments import check_timeout
 from allreduced.client.attach import GRACE_SECONDS, Attached, again, attach
 from allreduced.client.buffers import Block
 from allreduced.client.endpoint import transmit
@@ -413,8 +414,11 @@ class AsyncWork(Generic[T_co]):
         """Return the result. ``timeout`` in seconds ends the wait and not the operation; None waits for its end.
 
         :raises WaitTimeout: the operation has not ended within ``timeout``; it goes on.
+        :raises InvalidArgument: ``timeout`` is negative or no number.
         :raises AllReducedError: how the operation failed, on this rank as on all others.
         """
+        if timeout is not None:
+            timeout = check_timeout(timeout)
         if not await self._session.wait(self._operation, timeout):
             raise WaitTimeout(
                 f"the operation has not ended within {timeout:g} s; it goes on",

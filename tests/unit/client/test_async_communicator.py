@@ -181,3 +181,16 @@ async def test_a_dropped_communicator_leaves(agent: FakeAgent, aconnect: Connect
     gc.collect()
     agent.until(lambda: not agent.clients)
     assert agent.count(Leave) == 1
+
+
+async def test_the_timeout_of_a_wait(agent: FakeAgent, aconnect: Connect) -> None:
+    agent.hold = True
+    async with aconnect() as comm:
+        work = comm.all_reduce(np.ones(2), name="x")
+        for bad in (-0.1, float("nan"), "soon"):
+            with pytest.raises(InvalidArgument, match="timeout is"):
+                await work.wait(timeout=bad)  # type: ignore[arg-type]  # that is the test
+        with pytest.raises(WaitTimeout, match="within 0 s"):
+            await work.wait(timeout=0)
+        agent.complete("x")
+        assert (await work.wait(timeout=float("inf"))).tolist() == [1.0, 1.0]

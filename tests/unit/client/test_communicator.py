@@ -400,6 +400,8 @@ def test_barrier_and_empty_tensors_have_no_data(agent: FakeAgent, comm: Communic
     "bad",
     [
         {"deadline": 0.0},
+        {"deadline": -1},
+        {"deadline": True},
         {"deadline": float("inf")},
         {"deadline": float("nan")},
         {"priority": 1 << 31},
@@ -754,3 +756,16 @@ def test_the_hello_says_who_we_are(agent: FakeAgent, comm: Communicator) -> None
         ("node-a",),
         1,
     )
+
+
+@pytest.mark.parametrize("bad", [-0.1, float("nan"), float("-inf"), "soon", True, None])
+def test_the_timeout_of_a_wait(agent: FakeAgent, comm: Communicator, bad: object) -> None:
+    agent.hold = True
+    work = comm.all_reduce(np.ones(2), name="x", async_op=True)
+    if bad is not None:
+        with pytest.raises(InvalidArgument, match="timeout is"):
+            work.wait(timeout=bad)  # type: ignore[arg-type]  # that is the test
+    with pytest.raises(WaitTimeout, match="within 0 s"):
+        work.wait(timeout=0)
+    agent.complete("x")
+    assert work.wait(timeout=float("inf")).tolist() == [1.0, 1.0]
