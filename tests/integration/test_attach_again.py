@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
 import socket
 import struct
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,3 +231,90 @@ async def test_private_agents_meet_again_when_one_was_killed(
         for rank in (broken, *ranks):
             await rank.close()
     assert [await asyncio.to_thread(agent.wait) for agent in agents] == [0, 0]
+
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
+
+TRAINING = """
+import sys
+import numpy as np
+from allreduced import client
+from allreduced.client import AgentUnavailable, GroupChanged, PeerLost, RankLost
+
+rank, socket = int(sys.argv[1]), sys.argv[2]
+step, steps, weights = 0, 40, np.zeros(5000, "int64")
+
+def connect():
+    return client.connect(job="job", rank=rank, size=3, local_rank=0, local_size=1, socket=socket)
+
+def compute(weights, step):
+    if step % 10 == 5:
+        print(step, flush=True)
+        sys.stdin.readline()
+    return [np.full(5000, 6.0 * (step + rank)), np.array([float(weights[0])])]
+
+def update(weights, gradients):
+    assert gradients[1][0] == weights[0]  # everybody has the same
+    weights += gradients[0].astype("int64")
+
+{loop}
+print("weights", weights[0], weights[-1], flush=True)
+comm.close()
+"""
+
+
+def training() -> str:
+    """Return a program with the loop of the guide."""
+    section = GUIDE.split("### Going on after a loss\n")[1]
+    return TRAINING.format(loop=section.split("```python\n")[1].split("```")[0])
+
+
+async def test_the_loop_of_the_guide_survives_killed_agents_and_ranks(start_agent: StartAgent, tmp_path: Path) -> None:
+    script = tmp_path / "training.py"
+    script.write_text(training(), encoding="utf-8")
+    first = start_agent("a", *LOOPBACK)
+    meeting = first.listen.removeprefix("tcp://")
+    agents = [first, *(start_agent(node, *LOOPBACK, "--join", meeting) for node in "bc")]
+
+    async def start(rank: int) -> asyncio.subprocess.Process:
+        command = (sys.executable, str(script), str(rank), agents[rank].socket)
+        return await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    async def says(child: asyncio.subprocess.Process) -> str:
+        assert child.stdout is not None
+        return (await child.stdout.readline()).decode().strip()
+
+    def go_on(children: list[asyncio.subprocess.Process]) -> None:
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write(b"\n")
+
+    ranks = [await start(rank) for rank in range(3)]
+    try:
+        async with asyncio.timeout(BOUND):
+            assert [await says(rank) for rank in ranks] == ["5"] * 3
+            # All stand before their call. Rank 0 goes into it, and the agent of rank 1 dies in the middle of the step.
+            go_on(ranks[:1])
+            agents[1].kill()
+            go_on(ranks[1:])
+            agents[1] = start_agent("b", *LOOPBACK, "--join", meeting, "--socket", agents[1].socket)
+            assert [await says(rank) for rank in ranks] == ["5"] * 3
+            go_on(ranks)
+            assert [await says(rank) for rank in ranks] == ["15"] * 3
+            ranks[2].kill()
+            await ranks[2].wait()
+            go_on(ranks[:2])
+            ranks[2] = await start(2)
+            assert [await says(rank) for rank in ranks] == ["15"] * 3
+            go_on(ranks)
+            for step in (25, 35):
+                assert [await says(rank) for rank in ranks] == [str(step)] * 3
+                go_on(ranks)
+            total = sum(6 * (step + 1) for step in range(40))
+            assert [await says(rank) for rank in ranks] == [f"weights {total} {total}"] * 3
+            assert [await rank.wait() for rank in ranks] == [0, 0, 0]
+    finally:
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                rank.kill()
+            await rank.communicate()

@@ -27,6 +27,9 @@ class AsyncCommunicator(Place):
     Every collective starts at its call, in the order of the calls, and returns an :class:`AsyncWork` to await.
     What they mean, keywords and errors: see :class:`allreduced.client.Communicator`. ``async_op`` is accepted and
     changes nothing. Results are copied on the loop; ``view=True`` avoids that for large ones.
+
+    Calls made while the agent that follows a lost one is waited for start in their order when it is there. Each waits
+    until its deadline; when one gives up, those that wait with it do, so that none passes another.
     """
 
     def __init__(self, session: AsyncSession, *, job: str, group: str) -> None:

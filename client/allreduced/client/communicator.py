@@ -45,7 +45,11 @@ def connect(
     ``default_deadline``: seconds for each operation that names none; the agent's ``failure.deadline`` (300 s) if it is
     left out. ``shared_memory``: false sends tensors through the socket, where descriptors cannot be passed.
 
+    An agent that this process was attached to before, and that is not there now, is waited for until the deadline: it
+    is being restarted.
+
     :raises AgentUnavailable: there is no agent and none could be started.
+    :raises InvalidArgument: a name is too long, or a deadline is no finite number of seconds above 0.
     :raises DeadlineExceeded: ranks are missing; ``missing`` names them.
     :raises RankClaimed: another live process holds this rank.
     :raises ConfigError: arguments or variables are out of range or contradict each other.
@@ -76,6 +80,12 @@ class Communicator(Place):
     ``priority``: higher goes first; ``algorithm``: see the documentation, normally left to the agent; ``async_op``
     returns a :class:`Work` at once. Inputs, ``out`` and the memory behind them belong to the agent until the call has
     ended; they must not be written meanwhile.
+
+    When this node's agent is lost, everything in flight ends with AgentUnavailable at once; if nothing is, the next
+    call raises it. The call after that attaches again: until its deadline it waits for the agent and for the other
+    ranks, takes the same rank in a new group, where uses of names are counted from 1, and is its first operation.
+    Arrays from before stay valid and are copied when they are given. When another rank or node was lost, every further call
+    raises that RankLost or PeerLost; ``connect()`` in all processes forms the group anew.
     """
 
     def __init__(self, session: Session, *, job: str, group: str) -> None:

@@ -27,7 +27,8 @@ class Work(Generic[T_co]):
     def wait(self, timeout: float | None = None) -> T_co:
         """Return the result. ``timeout`` in seconds ends the wait and not the operation; None waits for its end.
 
-        A ``timeout`` of 0 only looks. May be called again, also after a timeout, and from several threads; each call returns the same object.
+        A ``timeout`` of 0 only looks. May be called again, also after a timeout, and from several threads; each call
+        returns the same object.
 
         :raises WaitTimeout: the operation has not ended within ``timeout``; it goes on.
         :raises InvalidArgument: ``timeout`` is negative or no number.
