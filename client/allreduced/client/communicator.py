@@ -84,8 +84,8 @@ class Communicator(Place):
     When this node's agent is lost, everything in flight ends with AgentUnavailable at once; if nothing is, the next
     call raises it. The call after that attaches again: until its deadline it waits for the agent and for the other
     ranks, takes the same rank in a new group, where uses of names are counted from 1, and is its first operation.
-    Arrays from before stay valid and are copied when they are given. When another rank or node was lost, every further call
-    raises that RankLost or PeerLost; ``connect()`` in all processes forms the group anew.
+    Arrays from before stay valid and are copied when they are given. When another rank or node was lost, every
+    further call raises that RankLost or PeerLost; ``connect()`` in all processes forms the group anew.
     """
 
     def __init__(self, session: Session, *, job: str, group: str) -> None:
