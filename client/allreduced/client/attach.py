@@ -38,6 +38,9 @@ _LATE_SECONDS = 1.0
 _PAUSE, _LONGEST_PAUSE = 0.005, 0.2
 """Seconds between two looks for an agent that is not there yet; they grow."""
 
+_SILENT_SECONDS = 1.0
+"""How long an agent is waited for before that is logged."""
+
 _agents_known: set[str] = set()
 """Where this process had the answer of an agent. One that is missing there is being restarted: it is waited for."""
 
@@ -158,6 +161,7 @@ def _attach_named(
     """Join at the agent at ``address``, where ``connection`` may lead already. A known agent may be away for now."""
     options = replace(options, agent=replace(options.agent, socket=address, source=source))
     known = address.text in _agents_known
+    say_at = time.monotonic() + _SILENT_SECONDS
     pause = _PAUSE
     while True:
         try:
@@ -173,7 +177,10 @@ def _attach_named(
                     f"the agent of this node did not come back within {options.deadline:.3g} s: {error.message}",
                     hint=error.hint,
                 ) from error
-            logger.debug("event=agent_waited_for place=%s reason=%s", address, error.message)
+            if time.monotonic() >= say_at:
+                say_at = until
+                seconds = until - time.monotonic()
+                logger.warning("event=agent_waited_for seconds=%.0f reason=%r", seconds, error.message)
         yield Wait(-1, write=False, until=min(until, time.monotonic() + pause))
         pause = min(pause * 1.5, _LONGEST_PAUSE)
 

@@ -41,7 +41,6 @@ class Session:
         self._changed = threading.Condition(self._lock)
         self._reading = False
         self._left = False
-        self._closed = False
         self._pollers = 0
         self._sleepers = 0
         """Threads that wait for ``_changed``."""
@@ -60,6 +59,7 @@ class Session:
         self._conversation = attached.conversation
         self._receiver = attached.receiver
         self._options = attached.options
+        self._closed = False
         self._conversation.on_release = _flusher(self)
         self._conversation.owner = weakref.ref(self)
         self.joined: Joined = joined
