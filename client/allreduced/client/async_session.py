@@ -10,60 +10,18 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Generator
-from typing import Generic, TypeVar, cast
 
-from allreduced.client.arguments import check_timeout
+from allreduced.client.async_waiting import drive, wake
 from allreduced.client.attach import GRACE_SECONDS, Attached, again, attach
 from allreduced.client.buffers import Block
 from allreduced.client.endpoint import transmit
-from allreduced.client.operation import Operation, WorkInfo
+from allreduced.client.operation import Operation
 from allreduced.client.session import CLOSE_SECONDS, FORKED, leave_when_forgotten
-from allreduced.client.waiting import Procedure, Wait
-from allreduced.core.errors import AgentUnavailable, AllReducedError, ClosedError, InternalError, WaitTimeout
+from allreduced.core.errors import AgentUnavailable, AllReducedError, ClosedError, InternalError
 from allreduced.protocol.local import Joined
 
 READS = 32
 """Reads in one turn of the loop at most, so that a large download leaves time for others."""
-
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-async def drive(procedure: Procedure[T]) -> T:
-    """Run the procedure to its end on the running loop. Cancelling closes what it had opened."""
-    try:
-        while True:
-            try:
-                wait = next(procedure)
-            except StopIteration as stop:
-                return cast("T", stop.value)
-            await _ready(wait)
-    finally:
-        procedure.close()
-
-
-async def _ready(wait: Wait) -> None:
-    seconds = max(wait.until - time.monotonic(), 0.0)
-    if wait.descriptor < 0:
-        await asyncio.sleep(seconds)
-        return
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(wait.descriptor, _wake, ready)
-    if wait.write:
-        loop.add_writer(wait.descriptor, _wake, ready)
-    try:
-        await asyncio.wait([ready], timeout=seconds)
-    finally:
-        loop.remove_reader(wait.descriptor)
-        if wait.write:
-            loop.remove_writer(wait.descriptor)
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 class AsyncSession:
@@ -240,7 +198,7 @@ class AsyncSession:
 
     def _notify(self) -> None:
         for waiter in self._waiters:
-            _wake(waiter)
+            wake(waiter)
 
     def _send(self) -> None:
         if self._closed:
@@ -393,53 +351,3 @@ class _Flusher:
         session = self._reference()
         if session is not None:
             session.flush()
-
-
-class AsyncWork(Generic[T_co]):
-    """An operation in flight; ``await`` it for its result. Its input and ``out`` belong to the agent until it ended.
-
-    Cancelling a task that awaits it ends that wait and not the operation. Dropping it does not either.
-    """
-
-    __slots__ = ("_operation", "_session")
-
-    def __init__(self, session: AsyncSession, operation: Operation) -> None:
-        self._session = session
-        self._operation = operation
-
-    def __await__(self) -> Generator[object, None, T_co]:
-        return self.wait().__await__()
-
-    async def wait(self, timeout: float | None = None) -> T_co:
-        """Return the result. ``timeout`` in seconds ends the wait and not the operation; None waits for its end.
-
-        :raises WaitTimeout: the operation has not ended within ``timeout``; it goes on.
-        :raises InvalidArgument: ``timeout`` is negative or no number.
-        :raises AllReducedError: how the operation failed, on this rank as on all others.
-        """
-        if timeout is not None:
-            timeout = check_timeout(timeout)
-        if not await self._session.wait(self._operation, timeout):
-            raise WaitTimeout(
-                f"the operation has not ended within {timeout:g} s; it goes on",
-                hint="wait again, or give the operation a deadline= to end it",
-            )
-        self._session.tell(self._operation.error)
-        return cast("T_co", self._operation.outcome())
-
-    def done(self) -> bool:
-        """Return True if the operation has ended, well or not."""
-        return self._operation.done
-
-    def exception(self) -> AllReducedError | None:
-        """Return the error that the operation ended with, None if it ended well or has not ended yet."""
-        self._session.tell(self._operation.error)
-        return self._operation.error
-
-    @property
-    def info(self) -> WorkInfo | None:
-        """Facts about the operation; None until it has ended well."""
-        return self._operation.info
-
-    def __repr__(self) -> str:
-        return self._operation.describe("AsyncWork")

@@ -1,7 +1,7 @@
 """Procedures that wait, written once for blocking and asyncio callers.
 
 A procedure is a generator that yields a :class:`Wait` where it has to wait, and returns its value. :func:`drive` runs
-one in a blocking way; ``async_session.drive`` runs one on an event loop.
+one in a blocking way; ``async_waiting.drive`` runs one on an event loop.
 """
 
 from __future__ import annotations
