@@ -145,6 +145,34 @@ async def test_the_agent_of_one_node_is_killed_and_started_again(start_agent: St
     assert [agent.stop() for agent in agents] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("again", ["the same communicator", "connect"])
+def test_an_agent_that_hung_and_goes_on_has_the_rank_free(
+    start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    monkeypatch.setattr("allreduced.client.session.GRACE_SECONDS", 0.0)
+    agent = start_agent("a")
+
+    def alone() -> Communicator:
+        return connect(job="job", rank=0, size=1, socket=agent.socket, deadline=BOUND)
+
+    with contextlib.ExitStack() as stack:
+        comm = stack.enter_context(alone())
+        view = comm.all_reduce(np.full(5000, 2.0), view=True)
+        agent.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(AgentUnavailable, match="did not answer, long after the deadline"):
+                comm.all_reduce(np.ones(5000), deadline=0.1)
+            with pytest.raises(AgentUnavailable, match=r"did not come back within 0\.1 s: .* does not answer"):
+                comm.all_reduce(np.ones(5000), deadline=0.1)
+        finally:
+            agent.process.send_signal(signal.SIGCONT)
+        if again == "connect":
+            comm.close()
+            comm = stack.enter_context(alone())
+        assert comm.all_reduce(view, deadline=BOUND).tolist() == [2.0] * 5000
+    assert agent.stop() == 0
+
+
 RANK = """
 import sys
 import numpy as np

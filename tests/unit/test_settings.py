@@ -205,6 +205,15 @@ def test_timeouts_that_contradict_name_both_keys_and_the_one_that_was_given() ->
     assert equal.failure.deadline == equal.failure.failure_timeout
 
 
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_variables_hold_no_senseless_times(value: str) -> None:
+    for name in ("ALLREDUCED_FAILURE_DEADLINE", "ALLREDUCED_FAILURE_FAILURE_TIMEOUT"):
+        with pytest.raises(ConfigError) as caught:
+            parse(None, "", {name: value}, {})
+        assert caught.value.path == name
+        assert str(caught.value).startswith(f"{name} is '{value}': ")
+
+
 def peers(*listed: tuple[str, str], **own: str) -> str:
     """Return a configuration with these static peers."""
     lines = ["[agent]", f'node = "{own.pop("node", "a")}"', "[peers]"]

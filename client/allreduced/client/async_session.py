@@ -193,13 +193,13 @@ class AsyncSession(Attachment):
     async def _attach_again(self, until: float) -> None:
         try:
             attached = await drive(attach(again(self._options, until)))
-        except asyncio.CancelledError:
-            if self._attaching is asyncio.current_task():
-                self._stop_attaching(AgentUnavailable("attaching again to the agent of this node was cancelled"))
-            raise
         except AllReducedError as error:
             self._stop_attaching(error)
             return
+        except BaseException as error:  # cancelled by somebody, or a defect: nobody must wait for it
+            if self._attaching is asyncio.current_task():
+                self._stop_attaching(AgentUnavailable(f"attaching again to the agent of this node ended: {error!r}"))
+            raise
         self._attaching = None
         self._use(attached)
         held_up, self._held_up = self._held_up, []
