@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import os
 import socket
 import sys
 import time
@@ -13,27 +12,22 @@ import weakref
 
 from allreduced.client.async_waiting import drive, wake
 from allreduced.client.attach import GRACE_SECONDS, Attached, again, attach
+from allreduced.client.attachment import Attachment
 from allreduced.client.buffers import Block
 from allreduced.client.endpoint import transmit
 from allreduced.client.operation import Operation
-from allreduced.client.session import CLOSE_SECONDS, FORKED, leave_when_forgotten
-from allreduced.core.errors import AgentUnavailable, AllReducedError, ClosedError, InternalError
-from allreduced.protocol.local import Joined
+from allreduced.client.session import CLOSE_SECONDS, leave_when_forgotten
+from allreduced.core.errors import AgentUnavailable, AllReducedError, ClosedError
 
 READS = 32
 """Reads in one turn of the loop at most, so that a large download leaves time for others."""
 
 
-class AsyncSession:
-    """A rank of a group, for callers on the loop that is running now.
-
-    It is a joined connection, and after the loss of the agent another one.
-    """
+class AsyncSession(Attachment):
+    """A rank of a group, for callers on the loop that is running now."""
 
     def __init__(self, attached: Attached) -> None:
         self._loop = asyncio.get_running_loop()
-        self._pid = os.getpid()
-        self._left = False
         self._waiters: set[asyncio.Future[None]] = set()
         self._attaching: asyncio.Task[None] | None = None
         """Attaches again, by ``_attach_until``, and then starts the calls that are held up."""
@@ -42,36 +36,17 @@ class AsyncSession:
         """Why the last attempt came to nothing."""
         self._held_up: list[tuple[Operation, float]] = []
         """Calls that wait for the agent, in their order, with the times when they must have ended."""
-        self._use(attached)
+        super().__init__(attached)
         leave_when_forgotten(self)
 
     def _use(self, attached: Attached) -> None:
-        joined = attached.conversation.joined
-        if joined is None:
-            raise InternalError("a session was made before its group was joined")
-        self._connection = attached.connection
-        self._conversation = attached.conversation
-        self._receiver = attached.receiver
-        self._options = attached.options
-        self._closed = False
+        super()._use(attached)
         self._writing = False
-        self.joined: Joined = joined
         # The loop and the conversation must not keep the session: a forgotten one ends by itself.
         reference = weakref.ref(self)
         self._conversation.owner = reference
         self._conversation.on_release = _Flusher(reference, self._loop)
         self._loop.add_reader(self._connection.fileno(), _on_readable, reference)
-
-    @property
-    def shared_memory(self) -> bool:
-        """Whether tensors travel in shared memory."""
-        return self._conversation.shared_memory
-
-    @property
-    def inline_limit(self) -> int:
-        """Bytes of a tensor that travel inside messages at most."""
-        welcome = self._conversation.welcome
-        return welcome.inline_limit if welcome is not None else 0
 
     def submit(self, operation: Operation) -> None:
         """Start the operation; what the socket does not take at once follows from the loop.
@@ -118,13 +93,7 @@ class AsyncSession:
         while not request.done:
             if not await self._change(until + GRACE_SECONDS):
                 self._give_up()
-        block, request.block = request.block, None
-        if request.error is not None:
-            self._conversation.tell(request.error)
-            raise copy.copy(request.error)
-        if block is None:
-            raise InternalError("an arena was granted that has no room for what it was asked for")
-        return block
+        return self._granted(request)
 
     def receive(self) -> None:
         """Take what has arrived."""
@@ -144,14 +113,9 @@ class AsyncSession:
         else:
             self._send()
 
-    def tell(self, error: AllReducedError | None) -> None:
-        """Take note that a caller gets the error of an operation; None: it has none."""
-        if error is not None:
-            self._conversation.tell(error)
-
     async def close(self) -> None:
         """Leave the group; what is pending ends with ClosedError. Never waits long. Views stay valid."""
-        if self._left or os.getpid() != self._pid:
+        if self._left or self._forked():
             return
         attaching = self._attaching
         self._leave()
@@ -163,7 +127,7 @@ class AsyncSession:
 
     def leave_at_exit(self) -> None:
         """Say goodbye without waiting, where the process or the communicator ends without having been closed."""
-        if os.getpid() != self._pid:
+        if self._forked():
             return
         self._left = True
         self._stop_attaching(ClosedError("the communicator was closed"))
@@ -277,12 +241,7 @@ class AsyncSession:
         self._send()
 
     def _give_up(self) -> None:
-        self._conversation.fail(
-            AgentUnavailable(
-                "the agent of this node did not answer, long after the deadline",
-                hint="it hangs or is stopped; see its log, and restart it",
-            )
-        )
+        self._conversation.fail(self._hung())
         self._notify()
         self._shut()
 
@@ -297,12 +256,8 @@ class AsyncSession:
             _detach(self._loop, self._connection)
 
     def _check(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                FORKED.format(pid=self._pid), hint="connect again in this process, with a rank of its own"
-            )
-        if self._left:
-            raise ClosedError("the communicator was closed")
+        self._check_process()
+        self._check_open()
 
 
 def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:

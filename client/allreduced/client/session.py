@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import copy
 import os
 import select
 import socket
@@ -20,13 +19,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from allreduced.client.attach import GRACE_SECONDS, Attached, again, attach
+from allreduced.client.attachment import Attachment
 from allreduced.client.buffers import Block
 from allreduced.client.conversation import Conversation
 from allreduced.client.endpoint import transmit
 from allreduced.client.operation import Operation
 from allreduced.client.waiting import SLICE_SECONDS, drive, poll
-from allreduced.core.errors import AgentUnavailable, AllReducedError, ClosedError, InternalError
-from allreduced.protocol.local import Joined
+from allreduced.core.errors import AgentUnavailable
 
 AT_ONCE = 64 << 10
 """Bytes of a result that is copied without letting other threads in."""
@@ -34,18 +33,14 @@ AT_ONCE = 64 << 10
 CLOSE_SECONDS = 5.0
 """How long close() waits for the agent to take what was not sent yet."""
 
-FORKED = "this communicator belongs to process {pid}, from which this process was forked"
 
-
-class Session:
-    """A rank of a group, for blocking callers: a joined connection, and after the loss of the agent another one."""
+class Session(Attachment):
+    """A rank of a group, for blocking callers."""
 
     def __init__(self, attached: Attached) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._reading = False
-        self._left = False
         self._pollers = 0
         self._sleepers = 0
         """Threads that wait for ``_changed``."""
@@ -53,34 +48,15 @@ class Session:
         """A thread attaches again, without the lock."""
         self._retired: list[socket.socket] = []
         """Connections to agents that were lost, to be closed when no thread waits for them any more."""
-        self._use(attached)
+        super().__init__(attached)
         leave_when_forgotten(self)
 
     def _use(self, attached: Attached) -> None:
-        joined = attached.conversation.joined
-        if joined is None:
-            raise InternalError("a session was made before its group was joined")
-        self._connection = attached.connection
-        self._conversation = attached.conversation
-        self._receiver = attached.receiver
-        self._options = attached.options
-        self._closed = False
+        super()._use(attached)
         self._input = select.poll()  # for the thread that reads
         self._input.register(self._connection, select.POLLIN)
         self._conversation.on_release = _flusher(self)
         self._conversation.owner = weakref.ref(self)
-        self.joined: Joined = joined
-
-    @property
-    def shared_memory(self) -> bool:
-        """Whether tensors travel in shared memory."""
-        return self._conversation.shared_memory
-
-    @property
-    def inline_limit(self) -> int:
-        """Bytes of a tensor that travel inside messages at most."""
-        welcome = self._conversation.welcome
-        return welcome.inline_limit if welcome is not None else 0
 
     def submit(self, operation: Operation) -> None:
         """Start the operation: when this returns, the agent has it, and its input if that was copied.
@@ -144,18 +120,7 @@ class Session:
             request = self._conversation.allocate(nbytes)
             if not self._run(request, until + GRACE_SECONDS):
                 self._give_up()
-            block, request.block = request.block, None
-        if request.error is not None:
-            self._conversation.tell(request.error)
-            raise copy.copy(request.error)
-        if block is None:
-            raise InternalError("an arena was granted that has no room for what it was asked for")
-        return block
-
-    def tell(self, error: AllReducedError | None) -> None:
-        """Take note that a caller gets the error of an operation; None: it has none."""
-        if error is not None:
-            self._conversation.tell(error)
+            return self._granted(request)
 
     def close(self) -> None:
         """Leave the group; what is pending ends with ClosedError. Never waits long.
@@ -354,12 +319,7 @@ class Session:
             self._sleepers -= 1
 
     def _give_up(self) -> None:
-        self._conversation.fail(
-            AgentUnavailable(
-                "the agent of this node did not answer, long after the deadline",
-                hint="it hangs or is stopped; see its log, and restart it",
-            )
-        )
+        self._conversation.fail(self._hung())
         self._wake_others()
 
     def _shut(self) -> None:
@@ -377,10 +337,6 @@ class Session:
         if self._closed:
             self._connection.close()
 
-    def _check_open(self) -> None:
-        if self._left:
-            raise ClosedError("the communicator was closed")
-
     # Without the lock
 
     def flush(self) -> None:
@@ -394,15 +350,6 @@ class Session:
             self._send()
         finally:
             self._lock.release()
-
-    def _forked(self) -> bool:
-        return os.getpid() != self._pid
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                FORKED.format(pid=self._pid), hint="call connect() again in this process, with a rank of its own"
-            )
 
 
 class _Wanted(Protocol):
