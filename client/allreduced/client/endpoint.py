@@ -21,6 +21,7 @@ RECEIVE = 256 << 10
 # As plain numbers: flags of an enumeration cost microseconds to combine.
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC) | int(socket.MSG_DONTWAIT)
 _SEND_FLAGS = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
+_TRUNCATED = int(socket.MSG_CTRUNC)
 
 _DESCRIPTOR_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
@@ -122,7 +123,7 @@ class Receiver:
             )
         else:
             try:
-                if flags & socket.MSG_CTRUNC:
+                if flags & _TRUNCATED:
                     raise ProtocolError(
                         "descriptors of the agent did not fit",
                         hint="raise the limit on open files (ulimit -n)",
@@ -146,7 +147,10 @@ def transmit(connection: socket.socket, conversation: Conversation) -> None:
         if not pieces:
             return
         try:
-            sent = connection.sendmsg(pieces, (), _SEND_FLAGS)
+            if len(pieces) == 1:
+                sent = connection.send(pieces[0], _SEND_FLAGS)
+            else:
+                sent = connection.sendmsg(pieces, (), _SEND_FLAGS)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:

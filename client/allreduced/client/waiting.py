@@ -30,7 +30,7 @@ class Wait:
 Procedure: TypeAlias = Generator[Wait, None, T]
 
 
-SLICE_SECONDS = 1.0
+SLICE_SECONDS = 1
 """How long anyone waits without looking whether the wait still makes sense."""
 
 

@@ -296,7 +296,8 @@ CODES: Mapping[type, int] = {
 
 _FIRST_TO_CLIENT = 64
 _CODECS: Mapping[type, Codec[ToAgent | ToClient]] = {cls: Codec(cls, code=code) for cls, code in CODES.items()}
-_BY_CODE = {code: _CODECS[cls] for cls, code in CODES.items()}
+_TO_AGENT = {code: cast("Codec[ToAgent]", _CODECS[cls]) for cls, code in CODES.items() if code < _FIRST_TO_CLIENT}
+_TO_CLIENT = {code: cast("Codec[ToClient]", _CODECS[cls]) for cls, code in CODES.items() if code > _FIRST_TO_CLIENT}
 _LENGTH = struct.Struct("<I")
 # Where the type code of a body stands, by its first byte: an array of up to 15, 2^16-1 or 2^32-1 items.
 _CODE_AT = {**dict.fromkeys(range(0x91, 0xA0), 1), 0xDC: 3, 0xDD: 5}
@@ -319,9 +320,12 @@ def decode_to_agent(body: bytes | bytearray | memoryview) -> ToAgent:
     :raises ProtocolError: it is no message that clients send, or anything about it is wrong.
     """
     code = _code(body)
-    if code >= _FIRST_TO_CLIENT:
-        raise ProtocolError(f"message type {code} goes from agent to client, not to the agent")
-    return cast("ToAgent", _decode(code, body))
+    codec = _TO_AGENT.get(code)
+    if codec is None:
+        if code >= _FIRST_TO_CLIENT:
+            raise ProtocolError(f"message type {code} goes from agent to client, not to the agent")
+        raise ProtocolError(f"message type {code} is not known")
+    return codec.unpack(body)
 
 
 def decode_to_client(body: bytes | bytearray | memoryview) -> ToClient:
@@ -330,23 +334,19 @@ def decode_to_client(body: bytes | bytearray | memoryview) -> ToClient:
     :raises ProtocolError: it is no message that agents send, or anything about it is wrong.
     """
     code = _code(body)
-    if code < _FIRST_TO_CLIENT:
-        raise ProtocolError(f"message type {code} goes from client to agent, not to the client")
-    return cast("ToClient", _decode(code, body))
+    codec = _TO_CLIENT.get(code)
+    if codec is None:
+        if code < _FIRST_TO_CLIENT:
+            raise ProtocolError(f"message type {code} goes from client to agent, not to the client")
+        raise ProtocolError(f"message type {code} is not known")
+    return codec.unpack(body)
 
 
 def _code(body: bytes | bytearray | memoryview) -> int:
     """Return the type code before anything else of the body is looked at: limits depend on it."""
+    if len(body) > MAX_MESSAGE:
+        raise ProtocolError(f"a message has {len(body)} bytes, at most {MAX_MESSAGE} are allowed")
     place = _CODE_AT.get(body[0], len(body)) if body else 0
     if place >= len(body) or body[place] > 0x7F:
         raise ProtocolError("a message must be a msgpack array that begins with its type code")
     return body[place]
-
-
-def _decode(code: int, body: bytes | bytearray | memoryview) -> ToAgent | ToClient:
-    codec = _BY_CODE.get(code)
-    if codec is None:
-        raise ProtocolError(f"message type {code} is not known")
-    if len(body) > MAX_MESSAGE:
-        raise ProtocolError(f"a message has {len(body)} bytes, at most {MAX_MESSAGE} are allowed")
-    return codec.unpack(body)

@@ -67,8 +67,8 @@ class _Operation:
     """
 
     message: local.Submit
-    submission: Submission
     deadline_at: float
+    submission: Submission | None = None
     source: Region | None = None
     in_slab: bool = False
     private: bool = False
@@ -88,6 +88,7 @@ class ClientSession:
         self.client = client
         self.connection = connection
         self._context = context
+        self._limits = context.limits
         self._sink = context.sink
         self.results = Results(client, connection, context.arenas, context.sink, inline_limit=context.limits.inline)
         self._attached = False
@@ -221,7 +222,10 @@ class ClientSession:
         self._sink.engine_event(LeasesReturned(self.client, message.leases))
 
     def _submit(self, message: local.Submit) -> None:
-        request = self._new_request(message.request)
+        request = message.request
+        operations = self._operations
+        if request in operations or self._joins or self._allocations:
+            self._new_request(request)
         held = self._groups.get(message.group)
         if held is None:
             error = self._ended.get(message.group) or InvalidArgument(
@@ -232,26 +236,26 @@ class ClientSession:
         held.calls += 1
         held.last = message.kind, message.name
         deadline_at = self._sink.now() + (message.deadline or held.default_deadline)
-        operation = _Operation(message, Submission(fingerprint_of(message), 0), deadline_at, call=held.calls)
+        operation = _Operation(message, deadline_at, call=held.calls)
         try:
-            self._check_room()
-            submission = operation.submission = check_submit(message, held, self._context.limits.inline)
+            if len(operations) + len(self._joins) >= self._limits.requests:
+                self._check_room()
+            submission = operation.submission = check_submit(message, held, self._limits.inline)
             if submission.nbytes:
                 if message.upload:
-                    self._begin_upload(request, operation)
+                    self._begin_upload(request, operation, submission.nbytes)
                     return
-                self._take_input(operation)
+                if message.payload is not None:
+                    operation.source = self._context.slab.store(message.payload)
+                    operation.in_slab = True
+                else:
+                    operation.source = self._hold_input(message, submission.nbytes)
         except AllReducedError as error:
             operation.refused = error
-        self._operations[request] = operation
+        operations[request] = operation
         self._start(request, operation, held)
 
-    def _take_input(self, operation: _Operation) -> None:
-        message, nbytes = operation.message, operation.submission.nbytes
-        if message.payload is not None:
-            operation.source = self._context.slab.store(message.payload)
-            operation.in_slab = True
-            return
+    def _hold_input(self, message: local.Submit, nbytes: int) -> Region:
         arenas, arena, offset = self._context.arenas, message.arena, message.offset
         if not arenas.owns(self.client, arena):
             raise InvalidArgument(f"arena {arena} is not one of this client's")
@@ -260,11 +264,11 @@ class ClientSession:
                 f"{nbytes} bytes at offset {offset} do not lie within arena {arena} of {arenas.nbytes(arena)} bytes"
             )
         arenas.hold(arena)
-        operation.source = Region(arena, offset, nbytes)
+        return Region(arena, offset, nbytes)
 
     def _start(self, request: int, operation: _Operation, held: HeldGroup) -> None:
         """Give a complete operation to the engine; from here on it ends by ``delivered`` or ``failed``."""
-        message = operation.message
+        message, submission = operation.message, operation.submission
         self._sink.engine_event(
             Submitted(
                 self.client,
@@ -272,7 +276,7 @@ class ClientSession:
                 held.group,
                 held.rank,
                 message.name,
-                operation.submission.fingerprint,
+                submission.fingerprint if submission is not None else fingerprint_of(message),
                 operation.source,
                 operation.deadline_at,
                 message.priority,
@@ -282,9 +286,9 @@ class ClientSession:
 
     # Inputs in pieces
 
-    def _begin_upload(self, request: int, operation: _Operation) -> None:
+    def _begin_upload(self, request: int, operation: _Operation, nbytes: int) -> None:
         """Make room for the input; the connection waits for it, so that pieces find it."""
-        arenas, nbytes = self._context.arenas, operation.submission.nbytes
+        arenas = self._context.arenas
 
         def created(arena: int, error: AllReducedError | None) -> None:
             if error is not None:
@@ -379,7 +383,11 @@ class ClientSession:
             return
         by_arena = self._shared_memory and not operation.message.inline_result
         self.results.give(request, result, by_arena=by_arena)
-        self._operation_over(request, operation)
+        if operation.in_slab and operation.source is not None:
+            del self._operations[request]
+            self._context.slab.free(operation.source)
+        else:
+            self._operation_over(request, operation)
 
     def group_ended(self, group: int, error: AllReducedError) -> None:
         """Send GroupEnded if the client is in the group."""
