@@ -43,6 +43,10 @@ class MessageReader:
         """
         if self._error is not None:
             raise ProtocolError(self._error)
+        if not self._partial and len(data) > HEADER:
+            [length] = _LENGTH.unpack_from(data)
+            if length + HEADER == len(data) and length <= self._max_body:
+                return [bytes(data[HEADER:])]  # one whole message, as most are that come alone
         view = memoryview(data)
         bodies: list[Body] = []
         position = 0

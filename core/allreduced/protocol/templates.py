@@ -24,6 +24,8 @@ _BYTES_8 = struct.Struct(">BB")
 _BYTES_16 = struct.Struct(">BH")
 _BYTES_32 = struct.Struct(">BI")
 _NIL, _FALSE, _TRUE = b"\xc0", b"\xc2", b"\xc3"
+_NOWHERE = b"\xff\x00" + _FALSE
+"""Arena -1, offset 0, no upload."""
 
 _number: Callable[[int], bytes] = msgpack.Packer().pack  # of an integer: nothing else can run meanwhile
 
@@ -35,11 +37,8 @@ def _bytes_head(nbytes: int) -> bytes:
     return _BYTES_16.pack(0xC5, nbytes) if nbytes < 1 << 16 else _BYTES_32.pack(0xC6, nbytes)
 
 
-def _framed(parts: list[bytes]) -> bytes:
-    body = b"".join(parts)
-    if len(body) > MAX_MESSAGE:
-        raise InternalError(f"a message has {len(body)} bytes, at most {MAX_MESSAGE} can be sent")
-    return _LENGTH.pack(len(body)) + body
+def _too_long(body: bytes) -> InternalError:
+    return InternalError(f"a message has {len(body)} bytes, at most {MAX_MESSAGE} can be sent")
 
 
 class SubmitTemplate:
@@ -56,17 +55,18 @@ class SubmitTemplate:
     def encode(
         self, request: int, payload: bytes | None = None, arena: int = -1, offset: int = 0, upload: bool = False
     ) -> bytes:
-        """Return the message as it goes over the socket, with its length in front.
+        """Return the message as it goes over the socket, with its length in front; with ``payload`` nothing else.
 
         :raises InternalError: it is too long.
         """
-        parts = [self._begin, _number(request), self._call]
-        if payload is None:
-            parts.append(_NIL)
+        if payload is not None:
+            data, place = _bytes_head(len(payload)) + payload, _NOWHERE
         else:
-            parts += _bytes_head(len(payload)), payload
-        parts += _number(arena), _number(offset), _TRUE if upload else _FALSE, self._end
-        return _framed(parts)
+            data, place = _NIL, _number(arena) + _number(offset) + (_TRUE if upload else _FALSE)
+        body = self._begin + _number(request) + self._call + data + place + self._end
+        if len(body) > MAX_MESSAGE:
+            raise _too_long(body)
+        return _LENGTH.pack(len(body)) + body
 
 
 class DoneTemplate:
@@ -94,11 +94,9 @@ class DoneTemplate:
 
         :raises InternalError: it is too long.
         """
-        parts = [self._begin, _number(request)]
-        if payload is None:
-            parts.append(_NIL)
-        else:
-            parts += _bytes_head(len(payload)), payload
-        parts += _number(arena), _number(offset), _number(nbytes), _number(lease), _TRUE if pieces else _FALSE
-        parts += self._end, _FLOAT.pack(0xCB, elapsed)
-        return _framed(parts)
+        data = _NIL if payload is None else _bytes_head(len(payload)) + payload
+        place = _number(arena) + _number(offset) + _number(nbytes) + _number(lease) + (_TRUE if pieces else _FALSE)
+        body = self._begin + _number(request) + data + place + self._end + _FLOAT.pack(0xCB, elapsed)
+        if len(body) > MAX_MESSAGE:
+            raise _too_long(body)
+        return _LENGTH.pack(len(body)) + body

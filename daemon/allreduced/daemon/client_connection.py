@@ -161,8 +161,6 @@ class ClientConnection:
 
         A client that lets more wait than the limits allow is dropped. After the end this does nothing.
         """
-        if self.closed or self._finishing or self._unheard:
-            return
         self.send_encoded(encode(message), descriptor)
 
     def send_encoded(self, data: bytes, descriptor: int | None = None) -> None:

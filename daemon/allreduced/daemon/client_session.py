@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from allreduced.core.errors import (
     AllReducedError,
+    AuthenticationError,
     InvalidArgument,
     LimitExceeded,
     ProtocolError,
@@ -26,6 +27,7 @@ from allreduced.daemon.membership.events import ClientGone, ClientJoining, Clien
 from allreduced.daemon.ports import EventSink, Result
 from allreduced.daemon.results import Results
 from allreduced.daemon.slab import Slab
+from allreduced.daemon.status import Answer
 from allreduced.daemon.submission import HeldGroup, Submission, check_submit, fingerprint_of
 from allreduced.protocol import local
 
@@ -47,6 +49,8 @@ class LocalContext:
     log: LogLimit
     drop_stale: Callable[[GroupKey, int], None]
     """Ends the connections that hold ranks of this group and whose processes are gone, other than this client's."""
+    ask_status: Callable[[int, bool, Callable[[Answer], None]], None]
+    """Finds out what a user may know, with or without the other agents."""
     changed: Callable[[], None]
     """Called when a client was welcomed, and when a connection ended."""
     forget: Callable[[int], None]
@@ -84,7 +88,10 @@ class ClientSession:
     After the connection's end the session stays until the last of its operations ended, for their inputs are in use.
     """
 
-    def __init__(self, client: int, connection: ClientConnection, context: LocalContext) -> None:
+    def __init__(
+        self, client: int, connection: ClientConnection, context: LocalContext, *, onlooker: bool = False
+    ) -> None:
+        """``onlooker``: it may ask for the status, and nothing else."""
         self.client = client
         self.connection = connection
         self._context = context
@@ -100,6 +107,11 @@ class ClientSession:
         self._ended: dict[int, AllReducedError] = {}
         self._operations: dict[int, _Operation] = {}
         self._allocations: set[int] = set()
+        self._onlooker = onlooker
+        self._asking = self._looked = False
+        """A question for the status is not answered yet; there was one."""
+        self._used = False
+        """It asked for something else than the status."""
         self._gone = False
         self._do: dict[type, Callable[..., None]] = {
             local.Submit: self._submit,
@@ -109,6 +121,7 @@ class ClientSession:
             local.ReleaseArena: self._release_arena,
             local.Join: self._join,
             local.Leave: self._leave,
+            local.AskStatus: self._ask_status,
         }
 
     @property
@@ -120,6 +133,11 @@ class ClientSession:
     def gone(self) -> bool:
         """True once the connection ended."""
         return self._gone
+
+    @property
+    def served(self) -> bool:
+        """True for a client that did more than look at the status: a private agent lives for such clients."""
+        return self._attached and (self._used or not self._looked)
 
     def claims(self, key: GroupKey) -> bool:
         """Return whether the client holds or waits for a rank of the group."""
@@ -138,7 +156,29 @@ class ClientSession:
         do = self._do.get(type(message))
         if do is None:
             raise ProtocolError("a second hello on one connection")
+        if not self._used and type(message) is not local.AskStatus:
+            self._used = True
+            if self._onlooker:
+                self.connection.refuse(
+                    AuthenticationError(
+                        f"uid {self.connection.uid} may ask this agent for its status, and for nothing else",
+                        hint="become the user that the agent runs as",
+                    )
+                )
+                return
         do(message)
+
+    def _ask_status(self, message: local.AskStatus) -> None:
+        request = self._new_request(message.request)
+        if self._asking:
+            raise ProtocolError("the status was asked for again before the answer came")
+        self._asking = self._looked = True
+
+        def answered(answer: Answer) -> None:
+            self._asking = False
+            self.connection.stream(_status(request, answer))
+
+        self._context.ask_status(self.connection.uid, message.others, answered)
 
     def _hello(self, message: local.ToAgent) -> None:
         if not isinstance(message, local.Hello):
@@ -456,3 +496,9 @@ class ClientSession:
     def _look_empty(self) -> None:
         if not self._operations:
             self._context.forget(self.client)
+
+
+def _status(request: int, answer: Answer) -> Generator[local.ToClient, None, None]:
+    for report in answer.reports:
+        yield local.AgentStatus(request, report)
+    yield local.StatusEnd(request, answer.unanswered)

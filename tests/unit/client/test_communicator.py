@@ -21,6 +21,8 @@ from allreduced.client import (
 )
 from allreduced.core.dtypes import DType
 from allreduced.protocol.local import (
+    HIGHEST_VERSION,
+    LOWEST_VERSION,
     AllocateArena,
     Hello,
     ReleaseLeases,
@@ -403,7 +405,7 @@ def test_calls_keep_their_order_while_one_waits_for_an_arena(agent: FakeAgent, c
 
 
 def test_the_hello_says_who_we_are(agent: FakeAgent, comm: Communicator) -> None:
-    assert agent.seen[0] == Hello(1, 1, os.getpid(), True)
+    assert agent.seen[0] == Hello(LOWEST_VERSION, HIGHEST_VERSION, os.getpid(), True)
     assert (comm.job, comm.group, comm.rank, comm.size, comm.node, comm.nodes, comm.generation) == (
         "test",
         "world",
