@@ -188,15 +188,17 @@ def test_the_deadline_names_the_ranks_that_never_came() -> None:
 def test_a_killed_client_breaks_the_group_everywhere_and_is_named() -> None:
     cluster, clients = formed("abc")
     group = cluster.started("b", clients["b"]).group
-    cluster.tell("b", ClientGone(clients["b"], "waiting for all_reduce 'grad'"))
+    cluster.tell("b", ClientGone(clients["b"], "while it waited for barrier (its call 3), for 2 s"))
     cluster.deliver_all()
     for name in "ac":
         error = cluster.agents[name].ended[clients[name]]
         assert isinstance(error, RankLost)
         assert (error.ranks, error.nodes) == ((1,), ("b",))
         assert error.message == (
-            "rank 1 (process 101 on node 'b') ended without leaving the group while waiting for all_reduce 'grad'"
+            "rank 1 (process 101 on node 'b') ended without leaving the group, "
+            "while it waited for barrier (its call 3), for 2 s"
         )
+        assert "form the group anew" in error.hint
         (change,) = cluster.agents[name].changes(group)
         assert change.change.ended
     assert cluster.agents["b"].membership.snapshot().groups == ()

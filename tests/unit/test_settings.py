@@ -83,7 +83,12 @@ def test_the_long_name_of_the_secret_beats_the_short_one() -> None:
         ("[failure]\nfailure_timeout = inf\n", "agent.toml: $.failure.failure_timeout", "3600"),
         ("[failure]\ndeadline = nan\n", "agent.toml: $.failure.deadline", ""),
         ("[failure]\ndeadline = 4.0\n", "agent.toml: $.failure.deadline", "shorter than failure.failure_timeout (5 s)"),
-        ("[failure]\nfailure_timeout = 301\n", "agent.toml: $.failure.failure_timeout", "lower the other"),
+        ("[failure]\nfailure_timeout = 301\n", "agent.toml: $.failure.failure_timeout", "another value"),
+        ("[failure]\ndeadline = 0\n", "agent.toml: $.failure.deadline", "> 0"),
+        ("[failure]\ndeadline = -1.5\n", "agent.toml: $.failure.deadline", "> 0"),
+        ("[failure]\ndeadline = nan\n", "agent.toml: $.failure.deadline", "> 0"),
+        ("[failure]\ndeadline = inf\n", "agent.toml: $.failure.deadline", "1000000000"),
+        ("[limits]\nhello_timeout = nan\n", "agent.toml: $.limits.hello_timeout", "> 0"),
         ('[peers]\nlisten = "tcp://nowhere"\n', "agent.toml: $.peers.listen", "no port"),
         ('[limits]\narena_bytes = "1MiB"\n', "agent.toml: $.limits.arena_bytes", "at least 32MiB"),
     ],
@@ -199,3 +204,60 @@ def test_check_prints_the_settings_as_toml_and_the_times_that_follow(
     for line in derived(8.0).describe():
         assert f"# {line}\n" in printed
     assert "# heartbeat = 1 s: " in printed
+def test_timeouts_that_contradict_name_both_keys_and_the_one_that_was_given() -> None:
+    both = "[failure]\nfailure_timeout = 5.0\ndeadline = 4.0\n"
+    for text, environ, place in (
+        (both, {}, "agent.toml: $.failure.deadline"),
+        ("[failure]\ndeadline = 4.0\n", {}, "agent.toml: $.failure.deadline"),
+        ("[failure]\nfailure_timeout = 400.0\n", {}, "agent.toml: $.failure.failure_timeout"),
+        (None, {"ALLREDUCED_FAILURE_FAILURE_TIMEOUT": "400"}, "ALLREDUCED_FAILURE_FAILURE_TIMEOUT"),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"failure\.deadline .* is shorter than failure\.failure_timeout"
+        ) as caught:
+            parse(text, "agent.toml", environ, {})
+        assert caught.value.path == place
+    equal = parse("[failure]\nfailure_timeout = 5.0\ndeadline = 5.0\n", "agent.toml", {}, {})
+    assert equal.failure.deadline == equal.failure.failure_timeout
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_variables_hold_no_senseless_times(value: str) -> None:
+    for name in ("ALLREDUCED_FAILURE_DEADLINE", "ALLREDUCED_FAILURE_FAILURE_TIMEOUT"):
+        with pytest.raises(ConfigError) as caught:
+            parse(None, "", {name: value}, {})
+        assert caught.value.path == name
+        assert str(caught.value).startswith(f"{name} is '{value}': ")
+
+
+def peers(*listed: tuple[str, str], **own: str) -> str:
+    """Return a configuration with these static peers."""
+    lines = ["[agent]", f'node = "{own.pop("node", "a")}"', "[peers]"]
+    lines += [f'{key} = "{value}"' for key, value in own.items()]
+    for node, address in listed:
+        lines += ["[[peers.static]]", f'node = "{node}"', f'address = "{address}"']
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "said"),
+    [
+        (peers(("b", "tcp://h:1"), ("b", "tcp://h:2")), "static[1].node", "'b' is listed twice"),
+        (peers(("b", "tcp://h:1"), ("c", "tcp://H:01")), "static[1].address", "h:1 is listed twice, for 'b' and 'c'"),
+        (peers(("b", "tcp://[::1]:1"), ("c", "tcp://[0::1]:1")), "static[1].address", "is listed twice"),
+        (peers(("b", "inproc://x"), ("c", "inproc://x")), "static[1].address", "inproc://x is listed twice"),
+        (peers(("b", "tcp://h:1"), ("a", "tcp://h:2")), "static[1].node", "'a' is this agent itself"),
+        (peers(("b", "tcp://h:1"), listen="tcp://H:1"), "static[0].address", "is where this agent itself listens"),
+        (peers(("b", "tcp://h:1"), advertise="tcp://h:1"), "static[0].address", "is where this agent itself listens"),
+    ],
+)
+def test_a_peer_that_is_listed_twice_or_is_this_agent(text: str, key: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "agent.toml", {}, {})
+    assert caught.value.path == f"agent.toml: $.peers.{key}"
+    assert said in caught.value.message
+
+
+def test_agents_that_differ_in_name_and_address_are_peers() -> None:
+    text = peers(("b", "tcp://h:1"), ("c", "tcp://h:2"), listen="tcp://0.0.0.0:1", advertise="tcp://here:1")
+    assert [peer.node for peer in parse(text, "agent.toml", {}, {}).peers.static] == ["b", "c"]

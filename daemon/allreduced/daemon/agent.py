@@ -96,6 +96,12 @@ def run_agent(settings: Settings, options: AgentOptions, environ: Mapping[str, s
     readiness = Readiness(options.ready_fd, environ)
     try:
         raise_descriptor_limit()
+        if any(peer.node == node for peer in settings.peers.static):  # by its host name, which settings do not tell
+            raise ConfigError(
+                f"{node!r} is listed among the peers, and is this agent itself",
+                path="peers.static",
+                hint="list the other agents only, or give this one another agent.node",
+            )
         loop_factory = _loop_factory(settings.agent.loop)
         agent = Agent(node, settings, options, environ, readiness)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
