@@ -5,7 +5,8 @@ group after a line ``stop``. Writes lines of JSON; times are of the monotonic cl
 
 - ``{"event": "ready"}`` when it has started, ``{"event": "formed", "job", "t"}`` when it is in a group,
 - ``{"event": "step", "job", "step", "t", "got": […]}`` after each step: names of the calls whose result was
-  right; where something was not, also ``"wrong": {name: what}`` and ``"errors": {name: {"code", "message", facts}}``,
+  right; where something was not, also ``"wrong": {name: what}`` and
+  ``"errors": {name: {"code", "message", "t", facts}}``,
 - ``{"event": "over", "job", "t", "error": None or {…}}`` when it has left a group: ``error`` is what a last call
   got, which it makes in any case.
 """
@@ -49,13 +50,13 @@ class Orders:
 
 def tell(event: str, **facts: object) -> None:
     """Write one line, in one piece."""
-    os.write(1, json.dumps({"event": event, "t": time.monotonic(), **facts}).encode() + b"\n")
+    os.write(1, json.dumps({"t": time.monotonic(), "event": event, **facts}).encode() + b"\n")
 
 
 def described(error: AllReducedError) -> dict[str, object]:
-    """Return an error as plain values."""
+    """Return an error as plain values, with the time."""
     code, message, _, facts = to_wire(error)
-    return {**facts, "code": code, "message": message}
+    return {**facts, "code": code, "message": message, "t": time.monotonic()}
 
 
 def step(comm: Communicator, job: str, number: int, sizes: list[int], *, mixed: bool, stop: bool) -> bool:

@@ -9,14 +9,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Failure:
-    """An error that a rank got: its code and its facts."""
+    """An error that a rank got: its code and its facts. ``t``: when, in seconds of the monotonic clock."""
 
     code: str
     message: str
+    t: float = 0.0
     ranks: frozenset[int] = frozenset()
     nodes: frozenset[str] = frozenset()
     missing: frozenset[int] = frozenset()
     diverged: bool = False
+
+    def __str__(self) -> str:
+        facts = {"ranks": sorted(self.ranks), "nodes": sorted(self.nodes), "missing": sorted(self.missing)}
+        told = "".join(f" {name}={fact}" for name, fact in facts.items() if fact)
+        return f"{self.code}{told}{' diverged' if self.diverged else ''}: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,17 @@ class Record:
     wrong: Mapping[str, str] = field(default_factory=dict)
     errors: Mapping[str, Failure] = field(default_factory=dict)
     error: Failure | None = None
+
+    def __str__(self) -> str:
+        by_error: dict[str, list[str]] = {}
+        for name, error in self.errors.items():
+            by_error.setdefault(str(error), []).append(name)
+        parts = [f"{self.t:.3f} {self.event}", f"{self.step}" if self.step >= 0 else ""]
+        parts += [f"got {', '.join(sorted(self.got))}" if self.got else ""]
+        parts += [f"WRONG {name}: {what}" for name, what in self.wrong.items()]
+        parts += [f"failed {', '.join(names)} with {error}" for error, names in by_error.items()]
+        parts += [f"a last call: {self.error}" if self.error else ""]
+        return "; ".join(filter(None, parts))
 
 
 def parse(rank: int, line: bytes) -> Record:
@@ -59,6 +76,7 @@ def _failure(said: dict[str, object]) -> Failure:
     return Failure(
         code=str(said["code"]),
         message=str(said["message"]),
+        t=float(str(said["t"])),
         ranks=numbers("ranks"),
         nodes=frozenset(map(str, nodes)) if isinstance(nodes, list) else frozenset(),
         missing=numbers("missing"),

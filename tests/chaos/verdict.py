@@ -77,7 +77,8 @@ def _first_errors(records: Iterable[Record]) -> dict[int, tuple[float, Failure]]
     for record in records:
         errors = [*record.errors.values(), *([record.error] if record.error is not None else [])]
         if errors and record.rank not in first:
-            first[record.rank] = record.t, errors[0]
+            earliest = min(errors, key=lambda error: error.t)
+            first[record.rank] = earliest.t, earliest
     return first
 
 

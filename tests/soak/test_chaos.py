@@ -96,8 +96,9 @@ def test_random_faults(capsys: pytest.CaptureFixture[str]) -> None:
         f"wrong values: {wrong}",
         f"processes past their bound ({SLACK:g} s of slack): {late}",
         f"other complaints: {len(complaints) - wrong - late}",
-        f"worst time to an error: {worst(at_once)} after what proves itself, {worst(silent)} after a silence, "
-        f"{worst(back)} after the end of a fault on its own side",
+        f"worst time to an error: {worst(at_once)} after what proves itself",
+        f"worst time to an error: {worst(silent)} after a silence began",
+        f"worst time to an error: {worst(back)} after the end of a fault, for those that it cut off",
     ]
     say(capsys, "\n".join(lines))
     assert complaints == []
