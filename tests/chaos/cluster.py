@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
+import psutil
 from tests.chaos.network import Network
 from tests.chaos.records import Record, parse
 from tests.integration.agents import AgentProcess, end_processes, start_process
@@ -211,9 +212,9 @@ class Cluster:
 
     # Processes
 
-    def agent_pid(self, node: int) -> int:
-        """Return the process of an agent."""
-        return self._agents[node].process.pid
+    def descriptors(self) -> int:
+        """Return how many descriptors the agent with the most of them has open."""
+        return max(psutil.Process(agent.process.pid).num_fds() for agent in self._agents.values())
 
     def kill_agent(self, node: int) -> None:
         """Kill an agent."""

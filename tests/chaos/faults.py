@@ -41,7 +41,7 @@ RESTORED_CUTS = frozenset({Kind.RESET, Kind.CUT, Kind.HALF_OPEN})
 MOMENTS = frozenset({Kind.PAUSE_RANK, Kind.PAUSE_AGENT, Kind.HOLE, Kind.HOLE_ONE_WAY, Kind.PULL_CABLE, Kind.DOWN})
 SILENCES = frozenset({Kind.STOP_AGENT, Kind.DEAF, Kind.ISOLATE, Kind.PULL_CABLE_LONG, Kind.DOWN_LONG})
 CUTS_OFF = frozenset({Kind.STOP_AGENT, Kind.ISOLATE, Kind.PULL_CABLE_LONG, Kind.DOWN_LONG})
-"""Faults after which one node is outside while the others are a majority."""
+"""Faults after which one node is alone."""
 
 
 class Engine(enum.Enum):
@@ -116,12 +116,15 @@ def expectation(
             False, everyone - of_node, code="peer_lost", nodes=frozenset({fault.node}), ranks=of_node, agree=agree
         )
     if kind in CUTS_OFF:
+        nodes = len(set(places))
+        # Of two nodes the one with rank 0 decides; the other one must first give up that there will be a decision.
+        decide = nodes > 2 or fault.node != places[0]
         return Expectation(
             False,
             everyone - of_node,
             of_node,
             "peer_lost",
-            failure_timeout,
+            failure_timeout if decide else 2 * failure_timeout,
             2 * failure_timeout,
             frozenset({fault.node}),
             of_node,
@@ -131,11 +134,6 @@ def expectation(
     pair = frozenset({fault.node, fault.other})
     bound = 0.0 if kind in RESTORED_CUTS else 2 * failure_timeout
     return Expectation(False, everyone, code="peer_lost", bound=bound, nodes=pair, agree=agree)
-
-
-def random_fault(rng: random.Random, kinds: Sequence[Kind], places: Sequence[int], failure_timeout: float) -> Fault:
-    """Return a fault of one of ``kinds``, with everything about it drawn from ``rng``."""
-    return fault_of(rng.choice(kinds), rng, places, failure_timeout)
 
 
 def fault_of(kind: Kind, rng: random.Random, places: Sequence[int], failure_timeout: float) -> Fault:

@@ -26,12 +26,12 @@ pytestmark = pytest.mark.timeout(400)
 """What hangs is noticed, and told with all logs, by the cluster itself."""
 
 
-def play_all(network: Network, kinds: list[Kind], work: Work = WORK) -> None:
+def play_all(network: Network, kinds: list[Kind], work: Work = WORK, places: tuple[int, ...] = PLACES) -> None:
     """Play a fault of each kind; fail with everything that is to be complained of."""
     rng = random.Random(f"{SEED} {kinds}")
-    with Cluster(PLACES, network, failure_timeout=TIMEOUT) as cluster:
+    with Cluster(places, network, failure_timeout=TIMEOUT) as cluster:
         cluster.form(work)
-        faults = [fault_of(kind, rng, PLACES, TIMEOUT) for kind in kinds]
+        faults = [fault_of(kind, rng, places, TIMEOUT) for kind in kinds]
         reports = [play(cluster, fault, work, RULES, rng).report for fault in faults]
         cluster.finish()
         assert cluster.stop_all() == []
@@ -58,6 +58,10 @@ def test_cuts_that_are_restored_in_time_are_survived() -> None:
 
 def test_cuts_that_stay_end_the_group() -> None:
     play_all(Proxied(3), [Kind.ISOLATE, Kind.DEAF])
+
+
+def test_two_nodes_that_do_not_hear_each_other_both_stop() -> None:
+    play_all(Proxied(2), [Kind.ISOLATE, Kind.KILL_AGENT], places=(0, 1))
 
 
 def test_cables_of_a_slow_network_are_pulled() -> None:
