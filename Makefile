@@ -7,6 +7,8 @@ SOURCES := pyproject.toml CMakeLists.txt $(wildcard daemon/native/*)
 TORCH ?= torch==2.13.0
 OPERATIONS ?= 1000000
 SEEDS ?= 1000:3000
+KILLS ?= 300
+SATURATED ?= 600
 JAX ?= jax==0.10.2
 
 .PHONY: help demo test soak check test-native test-frameworks bench bench-quick docs format wheel clean
@@ -26,8 +28,8 @@ demo: $(VENV)/.installed ## train a small network over three agents, and check t
 test: $(VENV)/.installed ## run the tests
 	$(PY) -m pytest --ignore tests/frameworks
 
-soak: $(VENV)/.installed ## long runs: OPERATIONS operations, tensors over 4 GiB, SEEDS seeds of the simulation
-	SOAK=1 OPERATIONS=$(OPERATIONS) $(PY) -m pytest -s tests/soak
+soak: $(VENV)/.installed ## long runs: OPERATIONS operations, tensors over 4 GiB, KILLS faults, SEEDS seeds of the simulation
+	SOAK=1 OPERATIONS=$(OPERATIONS) KILLS=$(KILLS) SATURATED=$(SATURATED) $(PY) -m pytest -s tests/soak
 	SIMULATION_SEEDS=$(SEEDS) $(PY) -m pytest tests/simulation
 
 check: $(VENV)/.installed ## ruff, mypy --strict, import-linter
