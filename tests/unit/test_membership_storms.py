@@ -166,7 +166,7 @@ class Storm:
                 assert (group.state == "running") == (self.clients[name] not in agent.ended), name
                 if group.state == "running":
                     running[name] = group.generation
-                    members = {node for node, _ in group.nodes}
+                    members = {member.node for member in group.members}
         assert len(set(running.values())) <= 1
         if running:
             assert members >= set(running)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from allreduced.cli.main import main
 from allreduced.core.errors import AuthenticationError, ConfigError
 from allreduced.daemon.settings import Settings, StaticPeer, default_socket, secret_bytes
 from allreduced.daemon.settings_reader import load, parse
 from allreduced.daemon.sizes import parse_size
+from allreduced.daemon.timing import derived
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def test_nothing_given_gives_the_defaults() -> None:
     assert parse(None, "", {}, {}) == Settings()
-    assert Settings().heartbeat == 1.25
+    assert Settings().timing.heartbeat == 0.625
 
 
 def test_the_command_line_beats_the_environment_and_that_beats_the_file() -> None:
@@ -76,6 +79,11 @@ def test_the_long_name_of_the_secret_beats_the_short_one() -> None:
         ("engine = 3\n", "agent.toml: $.engine", "is a section"),
         ("[engine\n", "agent.toml", "no TOML"),
         ("[failure]\nfailure_timeout = 0.0\n", "agent.toml: $.failure.failure_timeout", "0.2"),
+        ("[failure]\nfailure_timeout = nan\n", "agent.toml: $.failure.failure_timeout", "0.2"),
+        ("[failure]\nfailure_timeout = inf\n", "agent.toml: $.failure.failure_timeout", "3600"),
+        ("[failure]\ndeadline = nan\n", "agent.toml: $.failure.deadline", ""),
+        ("[failure]\ndeadline = 4.0\n", "agent.toml: $.failure.deadline", "shorter than failure.failure_timeout (5 s)"),
+        ("[failure]\nfailure_timeout = 301\n", "agent.toml: $.failure.failure_timeout", "lower the other"),
         ('[peers]\nlisten = "tcp://nowhere"\n', "agent.toml: $.peers.listen", "no port"),
         ('[limits]\narena_bytes = "1MiB"\n', "agent.toml: $.limits.arena_bytes", "at least 32MiB"),
     ],
@@ -179,3 +187,15 @@ def test_the_full_example_names_every_setting_with_its_default() -> None:
         for key in getattr(settings, section).__struct_fields__:
             assert key in text
     assert (settings.limits, settings.failure) == (Settings().limits, Settings().failure)
+
+
+def test_check_prints_the_settings_as_toml_and_the_times_that_follow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ALLREDUCED_FAILURE_FAILURE_TIMEOUT", "8")
+    assert main(["agent", "--check"]) == 0
+    printed = capsys.readouterr().out
+    assert tomllib.loads(printed)["failure"] == {"failure_timeout": 8.0, "deadline": 300.0}
+    for line in derived(8.0).describe():
+        assert f"# {line}\n" in printed
+    assert "# heartbeat = 1 s: " in printed

@@ -216,6 +216,11 @@ def _check(settings: Settings, places: Mapping[str, str]) -> None:
         if address.scheme not in schemes():
             raise wrong(key, f"there is no transport {address.scheme!r} ({text})", "write tcp://host:port")
 
+    try:
+        _ = settings.timing
+    except ConfigError as error:
+        given = "deadline" if "failure.deadline" in places else "failure_timeout"
+        raise wrong(f"failure.{given}", error.message, error.hint) from error
     peers = settings.peers
     if peers.listen:
         check_address("peers.listen", peers.listen, any_port=True)

@@ -19,10 +19,8 @@ from allreduced.daemon.engine.operation import ENDED, STARTED, Operation, State
 from allreduced.daemon.engine.plan import plan_for
 from allreduced.daemon.engine.timers import Timers
 from allreduced.protocol.peer import (
-    MAX_CALLS,
     Abort,
     Arrived,
-    Call,
     Confirm,
     Differs,
     EngineFrame,
@@ -301,7 +299,7 @@ class Matching:
         if operation.disputed == inf:
             operation.disputed = min(now + DISPUTE_SECONDS, operation.deadline)
             self._timers.set(operation, min(operation.wake, operation.disputed))
-        frame = Differs(group.number, group.generation, operation.name, operation.use, _local_calls(operation))
+        frame = Differs(group.number, group.generation, operation.name, operation.use, operation.calls())
         for node, _ in group.others:
             self._context.out.append(SendFrame(node, frame))
         self._settle_dispute(operation)
@@ -429,11 +427,3 @@ class Matching:
         if operation.execution is None:
             return []
         return [members[peer].node for peer in operation.execution.unserved()]
-
-
-def _local_calls(operation: Operation) -> tuple[Call, ...]:
-    ranks: dict[Fingerprint, list[int]] = {}
-    for submit in operation.submits:
-        if submit is not None:
-            ranks.setdefault(submit.fingerprint, []).append(submit.rank)
-    return tuple(Call(fingerprint, tuple(sorted(held))) for fingerprint, held in ranks.items())[:MAX_CALLS]
