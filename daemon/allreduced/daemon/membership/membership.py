@@ -25,7 +25,7 @@ from allreduced.daemon.membership.gathering import Gathering
 from allreduced.daemon.membership.instance import GatheringView, GroupView, Snapshot, State
 from allreduced.daemon.membership.running import Running
 from allreduced.daemon.membership.scene import Scene
-from allreduced.daemon.timing import Timing, derived
+from allreduced.daemon.timing import Timing
 from allreduced.protocol.peer import (
     Announce,
     Broken,
@@ -57,9 +57,9 @@ class Membership:
         incarnation: int,
         tile_bytes: int,
         draw: Callable[[], int],
-        timing: Timing | None = None,
+        timing: Timing,
     ) -> None:
-        self._scene = Scene(node, incarnation, timing or derived(5.0))
+        self._scene = Scene(node, incarnation, timing)
         self._forming = Forming(self._scene, tile_bytes, draw)
         self._running = Running(self._scene)
         # Others were admitted a little earlier, and there is trouble already.

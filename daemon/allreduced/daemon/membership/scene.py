@@ -22,7 +22,7 @@ class Standing(enum.Enum):
 
 
 class Scene:
-    """The state of one node's memberships, and the actions made so far during one event, at time ``now``.
+    """The state of one node's memberships, and the actions made so far during one event.
 
     ``peers``: incarnation of each agent that can be reached; ``cut``: of those whose link ended and that may come back.
     ``instances``: by number, proposed ones too. ``ignored`` counts frames that made no sense.
@@ -38,7 +38,6 @@ class Scene:
         self.cut: dict[str, int] = {}
         self.instances: dict[int, Instance] = {}
         self.ignored = 0
-        self.now = 0.0
         self.out: list[Action] = []
 
     def tell_peers(self, frame: MembershipFrame) -> None:
