@@ -39,7 +39,7 @@ class Network:
         epoch = self._epoch
 
         def arrive() -> None:
-            if self.nodes[source].alive and epoch == self._epoch:
+            if self.nodes[source].alive and epoch == self._epoch and target in self.nodes:
                 deliver(self.nodes[target])
 
         self._agenda.at(at, arrive)

@@ -7,10 +7,11 @@ else it starts again from its inputs, as soon as nothing that belongs to the old
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from allreduced.core.errors import AllReducedError, from_wire, to_wire
+from allreduced.core.identity import Member
 from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import Frozen, GiveUp
 from allreduced.daemon.engine.admission import Admission
@@ -161,24 +162,26 @@ class Changing:
             self._ending.stop(operation)
         for operation in group.ending.values():
             self._ending.stop(operation)
+        before = group.members
         group.adopt(change, mine)
         error = error_of(change.losses)
         if change.ended:
             group.error = group.error or error
             group.outcomes.clear()
-        keeper = group.keeper if group.others or group.ever_shared else None
-        if keeper is not None:
-            keeper.begin()
+        keeper = group.keeper
+        keeper.begin()
         for operation in list(group.ending.values()):
             if operation.state is State.DELIVERED:
                 operation.unconfirmed = 0
-                if keeper is not None and operation.key in results:
+                if operation.key in results:
                     keeper.agree(operation)
             self._ending.settle(operation)
         for operation in in_flight:
             holders = results.get(operation.key)
-            if holders is not None and operation.missing == 0 and keeper is not None:
+            if holders is not None and operation.missing == 0:
                 keeper.agree(operation)
+        if results:
+            keeper.begun()
         for operation in in_flight:
             holders = results.get(operation.key)
             if holders is not None:
@@ -188,9 +191,7 @@ class Changing:
             elif change.ended:
                 self._ending.end(operation, error, tell=False)
             else:
-                self._restart(operation)
-        if keeper is not None and results:
-            keeper.begun()
+                self._restart(operation, before)
         return held
 
     def _take_result(self, operation: Operation, holders: list[str], *, complete: bool) -> None:
@@ -207,14 +208,16 @@ class Changing:
             operation.holders = holders
             self.rested(operation)
 
-    def _restart(self, operation: Operation) -> None:
+    def _restart(self, operation: Operation, before: Sequence[Member]) -> None:
         """Begin again, as if the last local rank had just come."""
         doomed = operation.doomed
-        if operation.missing == len(operation.submits):  # those who told of it will do so again
-            operation.wake = inf
-            del operation.group.operations[operation.key]
+        operation.begin_again(before)
+        if operation.missing == len(operation.submits):
+            operation.fingerprint = operation.plan = None
+            if not any(view.ranks for view in operation.peers):  # those who told of it will do so again
+                operation.wake = inf
+                del operation.group.operations[operation.key]
             return
-        operation.begin_again()
         now = self._context.now
         if operation.deadline < inf:
             self._timers.set(operation, max(now, now + min(1.0, (operation.deadline - now) / 2)))

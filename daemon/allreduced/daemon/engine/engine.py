@@ -208,14 +208,12 @@ class Engine:
             self._forgotten.append(group)
             if group.error is None:
                 self._matching.ranks_left(group, group.ranks)
-            if group.others:
-                group.keeper.flush()
+            group.keeper.flush()
 
     def _drop_forgotten(self) -> None:
         for group in [group for group in self._forgotten if not group.operations and not group.ending]:
             self._forgotten.remove(group)
-            if group.others:
-                group.keeper.flush()
+            group.keeper.flush()
             del self._groups[group.number]
             self._past.append(group.number)
             self._memory.forget(group.number)

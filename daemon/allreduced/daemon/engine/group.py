@@ -39,7 +39,6 @@ class Group:
         "doubtful",
         "ending",
         "error",
-        "ever_shared",
         "failures",
         "forgetting",
         "forgotten",
@@ -90,7 +89,7 @@ class Group:
         self.fresh_until = -inf
         """Until when results may be delivered without looking at who was heard last."""
         self.keeper: Keeper
-        """Keeps results for others. Set by matching, where there are others."""
+        """Keeps results for others. Set by matching."""
         self.uses: dict[str, list[int]] = {}
         """By name: the next use of each local rank."""
         self.forgetting: Forgetting
@@ -103,8 +102,6 @@ class Group:
         """When and how operations failed, the last ones: others may not know. Only where there are others."""
         self.frozen = False
         """The members agree on the end of this generation: nothing is delivered, and nothing fails, until they have."""
-        self.ever_shared = len(started.members) > 1
-        """There were others once: there is a keeper."""
         self.cut_off = False
         """This member agrees on nothing with the others any more."""
         self.doubtful: dict[tuple[str, int], int] = {}

@@ -68,10 +68,9 @@ class Matching:
     def start(self, group: Group) -> None:
         """Prepare a new group."""
         group.forgetting = Forgetting(self._context, group)
-        if group.others:
-            group.keeper = Keeper(self._context, self._timers, group)
-            for node, _ in group.others:
-                self._context.hear(node)
+        group.keeper = Keeper(self._context, self._timers, group)
+        for node, _ in group.others:
+            self._context.hear(node)
 
     def submit(self, group: Group, submit: Submitted) -> None:
         """Take the submit of a local rank."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from allreduced.core.errors import AllReducedError
-from allreduced.core.identity import OperationKey
+from allreduced.core.identity import Member, OperationKey
 from allreduced.daemon.engine.events import Submitted
 from allreduced.daemon.engine.memory import Allocation
 from allreduced.daemon.engine.region import Region
@@ -238,11 +239,20 @@ class Operation:
         memory = self.result or self.scratch
         return memory.region(0, nbytes) if memory is not None and nbytes else None
 
-    def begin_again(self) -> None:
-        """Forget what happened between members, for a new generation. The local submits stay."""
+    def begin_again(self, before: Sequence[Member]) -> None:
+        """Forget what happened between members, for a new generation. The submits stay, here and elsewhere.
+
+        ``before``: the members of the last generation.
+        """
         group = self.group
         others = len(group.members) - 1
+        known = {
+            member.node: member.ranks if view.here else view.ranks
+            for member, view in zip(before, self.peers, strict=False)
+        }
         self.peers = [PeerView() for _ in group.members] if others else []
+        for member, view in zip(group.members, self.peers, strict=False):
+            view.ranks = known.get(member.node, ())
         self.absent = self.unready = others
         self.state = State.GATHERING
         self.disputed = math.inf
