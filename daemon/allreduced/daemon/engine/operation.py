@@ -233,6 +233,11 @@ class Operation:
         return self.state is State.RUNNING and (execution is None or (execution.final and self.source_readers == 0))
 
     @property
+    def mapped(self) -> bool:
+        """Whether the memory that it has exists already."""
+        return all(memory is None or memory.arena.ready for memory in (self.result, self.scratch))
+
+    @property
     def region(self) -> Region | None:
         """Where the result is, if there is memory for it."""
         nbytes = self.plan.nbytes if self.plan is not None else 0
