@@ -14,9 +14,9 @@ from allreduced.daemon.engine.events import Event as EngineEvent
 from allreduced.daemon.membership.events import Event as MembershipEvent
 from allreduced.daemon.membership.events import FrameArrived, PeerDown, PeerUp
 from allreduced.daemon.peer_link import Target
-from allreduced.daemon.peers import Peers, reached
+from allreduced.daemon.peers import LOST_SHOWN, Peers, reached
 from allreduced.protocol.handshake import SecretAuthenticator
-from allreduced.protocol.peer import Retract
+from allreduced.protocol.peer import Retract, StatusFrame, StatusRequest
 from allreduced.transports.base import Link, LinkOptions, Listener
 from allreduced.transports.registry import transport
 
@@ -267,3 +267,40 @@ async def test_a_frame_that_is_none_ends_that_link_only(start: Start) -> None:
     await a.sink.until(lambda: len(a.sink.downs()) == 1)
     assert a.sink.downs()[0].node == "b"
     assert c.sink.downs() == []
+
+
+async def test_questions_for_the_status_and_answers_are_handed_on(start: Start) -> None:
+    a, b = await start("a"), await start("b")
+    told: list[tuple[str, StatusFrame]] = []
+    came = asyncio.Event()
+
+    def on_status(node: str, frame: StatusFrame) -> None:
+        told.append((node, frame))
+        came.set()
+
+    b.peers.on_status = on_status
+    a.peers.dial(Target(b.address, "b"))
+    await both_up(a, b)
+    b.peers.send_frame("a", StatusRequest(1, 1000))  # a does not tell any: that is no fault of b's
+    a.peers.send_frame("b", StatusRequest(2, 1001))
+    await came.wait()
+    assert told == [("a", StatusRequest(2, 1001))]
+    assert a.sink.downs() == b.sink.downs() == []
+
+
+async def test_agents_without_a_link_are_told_with_the_reason(start: Start) -> None:
+    a, b = await start("a", timeout=0.2), await start("b", watch=False)
+    a.peers.dial(Target("inproc://nobody:7"))
+    a.peers.dial(Target("inproc://c:7", "c"))
+    unreachable = (
+        ("c", "it cannot be reached at inproc://c:7"),
+        ("", "it cannot be reached at inproc://nobody:7"),
+    )
+    assert a.peers.not_reached() == unreachable
+    a.peers.dial(Target(b.address, "b"))
+    await a.sink.until(lambda: "b" in a.sink.peers())
+    assert a.peers.not_reached() == unreachable
+    await a.sink.until(lambda: "b" in dict(a.peers.not_reached()))  # it is silent
+    assert "ago: agent 'b' was silent for" in dict(a.peers.not_reached())["b"]
+    a.sink.skew += LOST_SHOWN
+    assert dict(a.peers.not_reached()).get("b", "it cannot be reached").startswith("it cannot be reached")

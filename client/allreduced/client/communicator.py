@@ -541,7 +541,8 @@ class Communicator(Place):
         self.close()
 
     def _start(self, operation: Operation, async_op: bool) -> object:
-        if operation.parts:
-            self._session.submit(operation)
-        work: Work[object] = Work(self._session, operation)
-        return work if async_op else work.wait()
+        if async_op:
+            if operation.parts:
+                self._session.submit(operation)
+            return Work(self._session, operation)
+        return self._session.call(operation) if operation.parts else operation.outcome()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import copy
 import os
+import select
 import sys
 import threading
 import time
@@ -18,16 +19,22 @@ from typing import Protocol
 
 from allreduced.client.attach import GRACE_SECONDS, Attached
 from allreduced.client.buffers import Block
+from allreduced.client.conversation import Conversation
 from allreduced.client.endpoint import transmit
 from allreduced.client.operation import Operation
 from allreduced.client.waiting import poll
 from allreduced.core.errors import AgentUnavailable, ClosedError, InternalError
 from allreduced.protocol.local import Joined
 
+AT_ONCE = 64 << 10
+"""Bytes of a result that is copied without letting other threads in."""
+
 CLOSE_SECONDS = 5.0
 """How long close() waits for the agent to take what was not sent yet."""
 
-SLICE_SECONDS = 1.0
+SLICE_SECONDS = 1
+"""How long a thread waits at most before it looks around: close() in another thread must not be noticed late."""
+
 
 FORKED = "this communicator belongs to process {pid}, from which this process was forked"
 
@@ -52,6 +59,8 @@ class Session:
         if joined is None:
             raise InternalError("a session was made before its group was joined")
         self.joined: Joined = joined
+        self._input = select.poll()  # for the thread that reads
+        self._input.register(self._connection, select.POLLIN)
         self._conversation.on_release = _flusher(self)
         self._conversation.owner = weakref.ref(self)
         leave_when_forgotten(self)
@@ -74,18 +83,25 @@ class Session:
         """
         self._check_process()
         with self._lock:
-            self._check_open()
-            conversation = self._conversation
-            deadline = operation.deadline or conversation.default_deadline
-            operation.give_up_at = time.monotonic() + deadline + GRACE_SECONDS
-            conversation.submit(operation)
-            self._send()
+            conversation = self._begin(operation)
             if not (conversation.waiting or conversation.has_output):
                 return
-            if self._run(lambda: not (conversation.waiting or conversation.has_output), operation.give_up_at):
+            if self._run(_Drained(conversation), operation.give_up_at):
                 return
             self._give_up()
         operation.outcome()
+
+    def call(self, operation: Operation) -> object:
+        """Start the operation, wait for its end, and return its result.
+
+        :raises AllReducedError: how it failed; the session or its group has ended.
+        """
+        self._check_process()
+        with self._lock:
+            self._begin(operation)
+            if not self._run(operation, operation.give_up_at):
+                self._give_up()
+        return operation.outcome()
 
     def wait(self, operation: Operation, timeout: float | None) -> bool:
         """Return True when the operation has ended, False when ``timeout`` seconds have passed before."""
@@ -96,7 +112,7 @@ class Session:
         if timeout is not None:
             until = min(until, time.monotonic() + timeout)
         with self._lock:
-            if self._run(lambda: operation.done, until):
+            if self._run(operation, until):
                 return True
             if time.monotonic() >= operation.give_up_at:
                 self._give_up()
@@ -113,7 +129,7 @@ class Session:
             self._conversation.check()
             request = self._conversation.allocate(nbytes)
             until = time.monotonic() + self._conversation.default_deadline + GRACE_SECONDS
-            if not self._run(lambda: request.done, until):
+            if not self._run(request, until):
                 self._give_up()
             block, request.block = request.block, None
         if request.error is not None:
@@ -163,68 +179,101 @@ class Session:
 
     # All below: with the lock held.
 
-    def _run(self, finished: Callable[[], bool], until: float) -> bool:
-        """Send and receive until ``finished``, but not past ``until``; return what ``finished`` says then.
+    def _begin(self, operation: Operation) -> Conversation:
+        if self._left:
+            self._check_open()
+        conversation = self._conversation
+        operation.give_up_at = time.monotonic() + (operation.deadline or conversation.default_deadline) + GRACE_SECONDS
+        conversation.submit(operation)
+        self._send()
+        return conversation
+
+    def _run(self, wanted: _Wanted, until: float) -> bool:
+        """Send and receive until ``wanted`` is done, but not past ``until``; return whether it is.
 
         Returns at once when the conversation ends: everything that can be waited for has ended with it.
         """
         conversation = self._conversation
         while True:
-            self._send()
-            ended = conversation.error is not None and not conversation.completed
-            if finished() or ended:
+            if conversation.has_output:
+                self._send()
+            if wanted.done or (conversation.error is not None and not conversation.completed):
                 return True
-            expired = time.monotonic() >= until
+            rest = until - time.monotonic()
             if self._reading:
-                if expired:
+                if rest <= 0:
                     return False
                 if conversation.has_output and conversation.error is None:
                     self._poll(read=False, write=True, until=until)
                 else:
                     self._sleepers += 1
                     try:
-                        self._changed.wait(min(until - time.monotonic(), 3600.0))
+                        self._changed.wait(min(rest, 3600.0))
                     finally:
                         self._sleepers -= 1
                 continue
             self._reading = True
             try:
-                if not expired and not conversation.completed:
-                    self._poll(read=True, write=conversation.has_output, until=until)
+                if rest > 0 and not conversation.completed:
+                    if rest < SLICE_SECONDS or conversation.has_output or self._closed:
+                        self._poll(read=True, write=conversation.has_output, until=until)
+                    else:
+                        self._wait_for_input()
                 self._receive()
             finally:
                 self._reading = False
                 self._wake_others()
-            if expired:
-                return finished() or conversation.error is not None
+            if rest <= 0:
+                ended: bool = wanted.done  # anew
+                return ended or conversation.error is not None
+
+    def _wait_for_input(self) -> None:
+        """Wait as :meth:`_poll` does for something to read.
+
+        A receive that blocks would do as well but for one thing: it wakes up each time the agent reads.
+        """
+        self._pollers += 1
+        try:
+            self._lock.release()
+            self._input.poll(SLICE_SECONDS * 1000)
+        finally:
+            self._lock.acquire()
+            self._pollers -= 1
+            if self._closed:
+                self._release_descriptor()
 
     def _receive(self) -> None:
-        """Take what has arrived; results are copied without the lock, so that others can submit meanwhile."""
+        """Take what has arrived."""
         conversation = self._conversation
         arrived = True
         while arrived:
             arrived = conversation.error is None and self._receiver.receive()
-            while conversation.completed:
-                # It stays in the list until it is done: an interrupted copy is made again by the next reader.
-                part, outcome = conversation.completed[0]
+            self._finish_completed()
+
+    def _finish_completed(self) -> None:
+        """Bring results to where they go. Large ones without the lock, so that others can submit meanwhile."""
+        conversation = self._conversation
+        while conversation.completed:
+            # It stays in the list until it is done: an interrupted copy is made again by the next reader.
+            part, outcome = conversation.completed[0]
+            if part.signature.nbytes <= AT_ONCE:
+                error = part.operation.materialize(part, outcome)
+            else:
                 try:
                     self._lock.release()
                     error = part.operation.materialize(part, outcome)
                 finally:
                     self._lock.acquire()
-                del conversation.completed[0]
-                part.operation.part_done(part, outcome, error)
-            self._wake_others()
+            del conversation.completed[0]
+            part.operation.part_done(part, outcome, error)
+        self._wake_others()
 
     def _wake_others(self) -> None:
         if self._sleepers:
             self._changed.notify_all()
 
     def _poll(self, *, read: bool, write: bool, until: float) -> None:
-        """Wait without the lock, in slices: close() in another thread must not be noticed late.
-
-        The descriptor is not closed while anyone waits for it.
-        """
+        """Wait without the lock, a slice long at most. The descriptor is not closed while anyone waits for it."""
         if self._closed:
             return
         self._pollers += 1
@@ -290,6 +339,24 @@ class Session:
             raise ClosedError(
                 FORKED.format(pid=self._pid), hint="call connect() again in this process, with a rank of its own"
             )
+
+
+class _Wanted(Protocol):
+    """What is waited for."""
+
+    @property
+    def done(self) -> bool: ...
+
+
+class _Drained:
+    """Everything was sent."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+
+    @property
+    def done(self) -> bool:
+        return not (self._conversation.waiting or self._conversation.has_output)
 
 
 class Leaver(Protocol):

@@ -32,11 +32,15 @@ from allreduced.daemon.membership.events import FrameArrived
 from allreduced.daemon.membership.membership import Membership
 from allreduced.daemon.memory_share import default_total
 from allreduced.daemon.peers import Peers, reached
+from allreduced.daemon.process_state import process_state
 from allreduced.daemon.reachability import advertised, check_access, stays_here
 from allreduced.daemon.readiness import Readiness
+from allreduced.daemon.report import AgentFacts, make_report
 from allreduced.daemon.settings import Settings, default_socket, secret_bytes
+from allreduced.daemon.status import StatusDesk, status_wait
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.protocol.peer import Announce
+from allreduced.protocol.status import AgentReport
 from allreduced.transports.base import LinkOptions, Listener
 from allreduced.transports.registry import transport
 
@@ -53,6 +57,9 @@ REACH_TIMEOUT = 3.0
 
 ANSWER_TIMEOUT = 10.0
 """The same where something listens there already."""
+
+MOST_OPERATIONS = 256
+"""Operations of which a status report tells: to look at more would hold up those that run."""
 
 TAKE_OVER_PAUSE = 0.25
 """Seconds between tries to listen at a meeting point whose holder is gone."""
@@ -182,6 +189,7 @@ class Agent:
             default_deadline=settings.failure.deadline,
         )
         timeout = settings.failure.failure_timeout
+        self._started = time.monotonic()
         self._peers = Peers(
             node,
             self._incarnation,
@@ -196,6 +204,24 @@ class Agent:
             ),
             transport,
             failure_timeout=timeout,
+        )
+        self._status = StatusDesk(self._report, self._peers, wait=status_wait(timeout))
+        self._server.ask_at(self._status)
+        self._peers.on_status = self._status.frame_arrived
+
+    def _report(self, asker: int) -> AgentReport:
+        """Return what the user ``asker`` is told about this agent."""
+        now = self._driver.now()
+        return make_report(
+            asker,
+            AgentFacts(
+                self.node, self._incarnation, os.getpid(), os.geteuid(), now - self._started, self._server.served
+            ),
+            self._engine.snapshot(now, MOST_OPERATIONS),
+            self._membership.snapshot(),
+            self._peers.view(),
+            lambda client: process_state(self._server.process_of(client)).value,
+            now,
         )
 
     async def run(self) -> int:
@@ -317,6 +343,7 @@ class Agent:
     async def _close(self) -> None:
         if self._lifetime is not None:
             self._lifetime.close()
+        self._status.close()
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()

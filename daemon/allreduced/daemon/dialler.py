@@ -46,6 +46,16 @@ class Dialler:
         """True when it gave up for good: the target is this agent itself, or said goodbye."""
         return self._task.done()
 
+    @property
+    def node(self) -> str:
+        """The name of the agent at the target; empty as long as it is not known."""
+        return self._node
+
+    @property
+    def connected(self) -> bool:
+        """True while there is a link to the agent at the target."""
+        return not self._away.is_set()
+
     async def away(self) -> None:
         """Return as soon as the agent at the target is not connected: at once, or when its link ends."""
         await self._away.wait()

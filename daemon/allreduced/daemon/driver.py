@@ -343,20 +343,15 @@ class Driver:
     def _deliver(self, action: engine_actions.Deliver) -> None:
         if not self._ends(action.client, action.request):
             return
-        region, data = action.region, None
-        if region is not None and not action.lease:
-            data = self._arenas.view(region)
-        leased = region if action.lease else None
-        result = Result(
-            data,
-            leased.buffer if leased is not None else -1,
-            leased.offset if leased is not None else 0,
-            region.nbytes if region is not None else 0,
-            action.lease,
-            action.participants,
-            action.algorithm,
-            action.elapsed,
-        )
+        region, lease = action.region, action.lease
+        data, buffer, offset, nbytes = None, -1, 0, 0
+        if region is not None:
+            nbytes = region.nbytes
+            if lease:
+                buffer, offset = region.buffer, region.offset
+            else:
+                data = self._arenas.view(region)
+        result = Result(data, buffer, offset, nbytes, lease, action.participants, action.algorithm, action.elapsed)
         self._clients.delivered(action.client, action.request, result)
         if data is not None:
             data.release()

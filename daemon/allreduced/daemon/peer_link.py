@@ -29,6 +29,9 @@ from allreduced.protocol.peer import (
     Promise,
     Refuse,
     Retract,
+    Status,
+    StatusFrame,
+    StatusRequest,
     Trouble,
     decode,
     encode,
@@ -94,6 +97,10 @@ class LinkOwner(abc.ABC):
     @abc.abstractmethod
     def table_received(self, link: PeerLink, table: PeerTable) -> None:
         """Take what the peer says about whom it knows."""
+
+    @abc.abstractmethod
+    def status_received(self, link: PeerLink, frame: StatusFrame) -> None:
+        """Take a question about what runs here, or the answer to one."""
 
     @abc.abstractmethod
     def ended(self, link: PeerLink, error: AllReducedError | None) -> None:
@@ -184,6 +191,8 @@ class PeerLink(LinkEvents):
                 self.goodbye = True
             case PeerTable():
                 self._owner.table_received(self, frame)
+            case StatusRequest() | Status():
+                self._owner.status_received(self, frame)
             case Announce() | Retract() | Refuse() | Form() | Broken() | Left():
                 self._sink.membership_event(membership_events.FrameArrived(self.node, frame))
             case Trouble() | Prepare() | Promise() | Accept() | Accepted() | Committed():

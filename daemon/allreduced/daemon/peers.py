@@ -26,13 +26,19 @@ from allreduced.core.errors import (
 from allreduced.daemon.dialler import Dialler
 from allreduced.daemon.membership.events import PeerDown, PeerUp
 from allreduced.daemon.peer_link import LinkOwner, LinkSink, LinkState, PeerLink, Target
-from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, PeerTable
+from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, PeerTable, StatusFrame
 from allreduced.transports.base import Link, LinkEvents, LinkOptions, Listener, Transport
 
 logger = logging.getLogger("allreduced.peers")
 
 TICKS = 8
 """The links are looked at this often per failure timeout; heartbeats go out at least every second time."""
+
+MAX_LOST = 256
+"""Lost agents that are remembered, for ``status``."""
+
+LOST_SHOWN = 3600.0
+"""Seconds for which they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +69,16 @@ class Peers(LinkOwner):
         failure_timeout: float,
     ) -> None:
         self.sink = sink
+        self.on_status: Callable[[str, StatusFrame], None] | None = None
+        """Called with what the agent of a node asks about this one, or answers; set before links are made."""
         self._node = node
         self._incarnation = incarnation
         self._options = options
         self._transport = transport
         self._timeout = failure_timeout
         self._up: dict[str, PeerLink] = {}
+        self._lost: dict[str, tuple[float, str]] = {}
+        """By node: since when there is no link to it any more, and why."""
         self._links: set[PeerLink] = set()
         self._diallers: dict[Target, Dialler] = {}
         self._advertised = ""
@@ -97,6 +107,25 @@ class Peers(LinkOwner):
             PeerView(node, link.incarnation, link.address, link.link.remote_address, link.silence(now))
             for node, link in sorted(self._up.items())
         )
+
+    def not_reached(self) -> tuple[tuple[str, str], ...]:
+        """Return (node, why) of the agents that are known and have no link; the node is empty where it is not known."""
+        now = self.sink.now()
+        found = {
+            node: f"lost {now - at:.1f} s ago: {message}"
+            for node, (at, message) in self._lost.items()
+            if now - at < LOST_SHOWN
+        }
+        unnamed = []
+        for target, dialler in self._diallers.items():
+            if dialler.done or dialler.connected or dialler.node in self._up:
+                continue
+            why = f"it cannot be reached at {target.address}"
+            if dialler.node:
+                found.setdefault(dialler.node, why)
+            else:
+                unnamed.append(("", why))
+        return (*sorted(found.items()), *unnamed)
 
     async def listen(self, address: str) -> Listener:
         """Accept links at ``scheme://host:port``.
@@ -241,6 +270,7 @@ class Peers(LinkOwner):
     def _choose(self, link: PeerLink) -> None:
         link.state = LinkState.CHOSEN
         self._up[link.node] = link
+        self._lost.pop(link.node, None)
         link.settled.set()
         logger.info("event=peer_up node=%s address=%s", link.node, link.link.remote_address)
         # The first frame tells the other side that this link was chosen.
@@ -268,6 +298,9 @@ class Peers(LinkOwner):
 
     def _down(self, link: PeerLink, error: AllReducedError) -> None:
         logger.warning("event=peer_lost node=%s error=%r", link.node, error.message)
+        self._lost[link.node] = (self.sink.now(), error.message)
+        while len(self._lost) > MAX_LOST:
+            del self._lost[next(iter(self._lost))]
         self.sink.membership_event(PeerDown(link.node, error))
 
     # Who else there is
@@ -281,6 +314,11 @@ class Peers(LinkOwner):
                     self._tell_others(link, PeerTable(((node, address),)))
             elif node != self._node and node not in self._up:
                 self._heard_of(node, address)
+
+    def status_received(self, link: PeerLink, frame: StatusFrame) -> None:
+        """Hand on a question about what runs here, or the answer to one."""
+        if self.on_status is not None:
+            self.on_status(link.node, frame)
 
     def _tell_others(self, link: PeerLink, table: PeerTable) -> None:
         for other in self._up.values():

@@ -59,7 +59,9 @@ def check_submit(message: Submit, held: HeldGroup, inline_limit: int) -> Submiss
     )
     if message.root != held.rank and message.root >= 0:
         submission = Submission(submission.fingerprint, 0)
-    _check_input(message, submission.nbytes, inline_limit)
+    payload = message.payload
+    if payload is None or not len(payload) == submission.nbytes <= inline_limit or message.arena >= 0 or message.upload:
+        _check_input(message, submission.nbytes, inline_limit)
     return submission
 
 

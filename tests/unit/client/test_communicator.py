@@ -28,6 +28,8 @@ from allreduced.client import (
 )
 from allreduced.core.dtypes import DType
 from allreduced.protocol.local import (
+    HIGHEST_VERSION,
+    LOWEST_VERSION,
     AllocateArena,
     ArenaGranted,
     Done,
@@ -760,7 +762,7 @@ def test_an_agent_that_never_answers_does_not_hang_a_wait(
 
 
 def test_the_hello_says_who_we_are(agent: FakeAgent, comm: Communicator) -> None:
-    assert agent.seen[0] == Hello(1, 1, os.getpid(), True)
+    assert agent.seen[0] == Hello(LOWEST_VERSION, HIGHEST_VERSION, os.getpid(), True)
     assert (comm.job, comm.group, comm.rank, comm.size, comm.node, comm.nodes, comm.generation) == (
         "test",
         "world",

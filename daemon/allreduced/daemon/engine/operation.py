@@ -12,7 +12,7 @@ from allreduced.core.identity import Member, OperationKey
 from allreduced.daemon.engine.events import Submitted
 from allreduced.daemon.engine.memory import Allocation
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import Call, Fingerprint, Ready
+from allreduced.protocol.peer import MAX_CALLS, Call, Fingerprint, Ready
 
 if TYPE_CHECKING:
     from allreduced.daemon.engine.execution import Execution
@@ -298,3 +298,11 @@ class Operation:
             if member is not self.group.me and not view.here:
                 missing += [rank for rank in member.ranks if rank not in view.ranks]
         return tuple(sorted(missing))
+
+    def calls(self) -> tuple[Call, ...]:
+        """Return what local ranks called, so many different calls as a frame tells."""
+        ranks: dict[Fingerprint, list[int]] = {}
+        for submit in self.submits:
+            if submit is not None:
+                ranks.setdefault(submit.fingerprint, []).append(submit.rank)
+        return tuple(Call(fingerprint, tuple(sorted(held))) for fingerprint, held in ranks.items())[:MAX_CALLS]

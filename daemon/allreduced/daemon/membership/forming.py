@@ -74,6 +74,7 @@ class Forming:
             pid=event.pid,
             client=event.client,
             request=event.request,
+            since=self._scene.now,
             deadline_at=event.deadline_at,
         )
         self._gatherings.setdefault(event.key, Gathering(event.key)).add(claim)
@@ -163,7 +164,9 @@ class Forming:
                 # The link was down when this agent told that the group is broken: the claim must not wait for ever.
                 self._scene.out.append(SendFrame(node, Refuse(frame.key, frame.client, to_wire(instance.error))))
                 return
-        claim = Claim(frame.client, node, frame.size, frame.rank, frame.local_rank, frame.pid, group=bound)
+        claim = Claim(
+            frame.client, node, frame.size, frame.rank, frame.local_rank, frame.pid, since=self._scene.now, group=bound
+        )
         self._gatherings.setdefault(frame.key, Gathering(frame.key)).add(claim)
         self._settle(frame.key)
 

@@ -17,6 +17,7 @@ from allreduced.daemon.membership.events import (
     TimePassed,
 )
 from allreduced.daemon.membership.forming import NOT_ADMITTED, Forming
+from allreduced.daemon.membership.gathering import Gathering
 from allreduced.daemon.membership.instance import GatheringView, GroupView, Snapshot, State
 from allreduced.daemon.membership.running import Running
 from allreduced.daemon.membership.scene import Scene
@@ -40,6 +41,7 @@ class Membership:
         """Take one event at time ``now`` and return what is to be done, in order. Never raises for what peers say."""
         scene = self._scene
         scene.out = []
+        scene.now = now
         match event:
             case ClientJoining():
                 self._forming.client_joining(event)
@@ -71,9 +73,11 @@ class Membership:
                     key=instance.form.key,
                     state=instance.state.value,
                     size=len(instance.form.clients),
-                    nodes=tuple((member.node, member.ranks) for member in instance.form.members),
-                    local_ranks=tuple(sorted(instance.local)),
+                    members=instance.form.members,
+                    local=tuple((rank, claim.client, claim.pid) for rank, claim in sorted(instance.local.items())),
                     left=tuple(sorted(instance.left)),
+                    generation=instance.form.generation,
+                    error=instance.error,
                 )
                 for instance in scene.instances.values()
             ),
@@ -81,8 +85,8 @@ class Membership:
                 GatheringView(
                     key=gathering.key,
                     size=size,
-                    ranks=tuple(sorted((claim.rank, claim.node, claim.pid) for claim in gathering)),
-                    missing=tuple(gathering.missing(size)),
+                    ranks=tuple(sorted((claim.rank, claim.node, claim.pid, claim.since) for claim in gathering)),
+                    silent=tuple(self._silent(gathering)),
                 )
                 for gathering in self._forming.gatherings
                 for size in [max((claim.size for claim in gathering), default=0)]
@@ -90,6 +94,12 @@ class Membership:
             peers=tuple(sorted(scene.peers.items())),
             ignored=scene.ignored,
         )
+
+    def _silent(self, gathering: Gathering) -> list[str]:
+        """Return the agents whose consent to the proposal for these claims is missing; none where there is none."""
+        numbers = {claim.group for claim in gathering}
+        instances = [self._scene.instances[number] for number in numbers if number in self._scene.instances]
+        return sorted({node for one in instances for node, _ in one.others() if node not in one.consents})
 
     def _peer_up(self, node: str, incarnation: int) -> None:
         known = self._scene.peers.get(node)

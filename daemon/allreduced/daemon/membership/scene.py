@@ -13,7 +13,7 @@ class Scene:
     """The state of one node's memberships, and the actions made so far during one event.
 
     ``peers``: incarnation of each agent that can be reached. ``instances``: by number, proposed ones too.
-    ``ignored`` counts frames that made no sense.
+    ``ignored`` counts frames that made no sense. ``now``: the time of the event.
     """
 
     def __init__(self, node: str, incarnation: int) -> None:
@@ -22,6 +22,7 @@ class Scene:
         self.peers: dict[str, int] = {}
         self.instances: dict[int, Instance] = {}
         self.ignored = 0
+        self.now = 0.0
         self.out: list[Action] = []
 
     def tell_peers(self, frame: MembershipFrame) -> None:
