@@ -361,7 +361,7 @@ class Ready:
 
     ``attempt`` grows with every READY after a withdrawal. ``stamp`` is the place in the agreed order, as
     (negative priority, lamport time, index of the member with the lowest rank), or empty where not known yet.
-    ``serial``: how many-th operation of the group this is for which the sender was ready; the same in every attempt.
+    ``serial``: how many-th operation of the group this is for which the sender was ready.
     ``confirms``: as in Confirm.
     """
 
