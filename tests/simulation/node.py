@@ -42,7 +42,7 @@ from allreduced.daemon.engine.events import (
 )
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import EngineFrame, MoreGrants, Ready
+from allreduced.protocol.peer import EngineFrame, Fetch, MoreGrants, Ready
 
 
 class Peers(Protocol):
@@ -267,7 +267,7 @@ class SimulatedNode:
 
     def _send_frame(self, action: SendFrame) -> None:
         frame = action.frame
-        if isinstance(frame, Ready | MoreGrants):
+        if isinstance(frame, Fetch | MoreGrants | Ready):
             for grant in frame.grants:
                 assert self._posted[grant.receive].node == action.node
             grants = tuple(replace(grant, token=str(grant.receive).encode()) for grant in frame.grants)

@@ -7,6 +7,7 @@ operations never hold halves that the other one waits for, whatever the order in
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 
 from allreduced.daemon.engine import wording
@@ -48,10 +49,10 @@ class Admission:
         if operation.plan is None:
             return
         execution = operation.execution = self._prepare(operation, operation.plan)
-        if execution is None:
+        if execution is None and not _crowded(operation):
             self._announce(operation)
             return
-        result, scratch = self._needs(operation, execution)
+        result, scratch = self._needs(execution)
         if not self._memory.can_ever_fit(result, scratch):
             error = wording.too_large(operation, result + scratch, self._context.node)
             self._ending.fail(operation, error)
@@ -73,17 +74,15 @@ class Admission:
         context.freed = False
         waiting = self._waiting
         while (head := waiting.first()) is not None:
-            execution = head.execution
-            if execution is None:
-                waiting.leave(head)
-                continue
-            reserved = self._memory.reserve(head.group.number, *self._needs(head, execution))
+            crowded = _crowded(head)
+            needs = self._needs(head.execution)
+            reserved = None if crowded else self._memory.reserve(head.group.number, *needs)
             if reserved is None:
-                if head.absent or not self._make_room(head):
+                if head.absent or not self._make_room(head, crowded=crowded):
                     return
                 continue
             waiting.leave(head)
-            self._reserved(head, execution, *reserved)
+            self._reserved(head, *reserved)
 
     def arena_ready(self, buffer: int) -> None:
         """Go on with the operations that wait for this buffer."""
@@ -171,16 +170,20 @@ class Admission:
         program = program_for(fingerprint.kind, plan.algorithm, members, plan.root_member, group.mine)
         return Execution(self._context, operation, plan, fingerprint.count, sources, program)
 
-    def _needs(self, operation: Operation, execution: Execution | Solo) -> tuple[int, int]:
+    def _needs(self, execution: Execution | Solo | None) -> tuple[int, int]:
         """Return the bytes of result and scratch; a small result is a part of the scratch."""
+        if execution is None:
+            return 0, 0
         if execution.nbytes <= self._context.limits.inline_bytes:
             return 0, ((execution.nbytes + 63) & ~63) + execution.scratch_bytes
         return execution.nbytes, execution.scratch_bytes
 
-    def _reserved(
-        self, operation: Operation, execution: Execution | Solo, result: Allocation | None, scratch: Allocation | None
-    ) -> None:
+    def _reserved(self, operation: Operation, result: Allocation | None, scratch: Allocation | None) -> None:
         operation.result, operation.scratch = result, scratch
+        execution = operation.execution
+        if execution is None:
+            self._announce(operation)
+            return
         if result is not None:
             place = result.region(0, execution.nbytes)
             windows = _NOWHERE if scratch is None else scratch.region(0, execution.scratch_bytes)
@@ -205,6 +208,8 @@ class Admission:
         if operation.peers:
             if isinstance(operation.execution, Execution):
                 operation.execution.post()
+            if not operation.serial:
+                operation.group.keeper.enlist(operation)
             operation.attempt += 1
             for node, member in operation.group.others:
                 self._send_ready(operation, node, member)
@@ -237,6 +242,8 @@ class Admission:
                     fingerprint,
                     operation.stamp,
                     grants,
+                    operation.serial,
+                    group.keeper.take_owed(member),
                 ),
             )
         )
@@ -256,10 +263,10 @@ class Admission:
         if operation.disputed < inf:
             return
         execution = operation.execution
+        operation.state = State.RUNNING
         if execution is None:
             self._ending.deliver(operation)
             return
-        operation.state = State.RUNNING
         for node, member in operation.group.others:
             ready = operation.peers[member].ready
             if ready is not None and isinstance(execution, Execution):
@@ -272,17 +279,23 @@ class Admission:
         if execution.final and operation.source_readers == 0:
             self._ending.deliver(operation)
 
-    def _make_room(self, head: Operation) -> bool:
-        """Withdraw the last operation behind ``head`` that has not begun; True where that freed memory at once."""
+    def _make_room(self, head: Operation, *, crowded: bool) -> bool:
+        """Withdraw the last operation behind ``head`` that has not begun; True where that freed memory at once.
+
+        ``crowded``: its group has too many operations that are ready, there is no lack of memory.
+        """
         leaving = self._leaving
         if leaving is not None and leaving.state in (State.WITHDRAWING, State.RELEASING):
             return False
         place = head.order()
-        if self._last < place:
+        if crowded:
+            last = self._last_to_begin((head.group,))
+        elif self._last < place:
             return False
-        last = self._last_to_begin()
-        self._last = last.order() if last is not None else ()
-        if last is None or self._last < place:
+        else:
+            last = self._last_to_begin(self._groups.values(), only_with_memory=True)
+            self._last = last.order() if last is not None else ()
+        if last is None or last.order() < place:
             return False
         self._context.counters["withdrawn"] += 1
         if last.state is State.MAPPING:
@@ -298,14 +311,14 @@ class Admission:
             self._context.out.append(SendFrame(node, frame))
         return False
 
-    def _last_to_begin(self) -> Operation | None:
-        """Return the operation with the last place among those that have memory and may still give it up."""
+    def _last_to_begin(self, groups: Iterable[Group], *, only_with_memory: bool = False) -> Operation | None:
+        """Return the operation with the last place among those that are ready and may still be withdrawn."""
         last: Operation | None = None
-        for group in self._groups.values():
+        for group in groups:
             for operation in group.operations.values():
                 if (
                     (operation.state is State.READY or operation.state is State.MAPPING)
-                    and operation.execution is not None
+                    and (operation.execution is not None or not only_with_memory)
                     and not operation.pinned
                     and (last is None or operation.order() > last.order())
                 ):
@@ -314,10 +327,18 @@ class Admission:
 
     def _requeue(self, operation: Operation) -> None:
         self._ending.release(operation)
+        if operation.serial:
+            operation.group.keeper.forget(operation)
+            operation.serial = 0
         operation.state = State.QUEUED
         self._waiting.enter(operation)
         if operation.attempt == 0:
             self._tell_queued(operation)
+
+
+def _crowded(operation: Operation) -> bool:
+    """Tell whether the group must not have one more operation that members may have to give each other."""
+    return bool(operation.peers) and not operation.serial and not operation.group.keeper.has_room
 
 
 def _mapped(operation: Operation) -> bool:

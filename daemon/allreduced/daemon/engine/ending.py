@@ -8,7 +8,9 @@ from allreduced.core.errors import AllReducedError, to_wire
 from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import CancelReceive, CancelSend, Deliver, Fail, SendFrame
 from allreduced.daemon.engine.context import Context
+from allreduced.daemon.engine.freshness import is_fresh
 from allreduced.daemon.engine.group import Outcome
+from allreduced.daemon.engine.kept import must_keep
 from allreduced.daemon.engine.leases import Holder, Leases
 from allreduced.daemon.engine.memory import Memory
 from allreduced.daemon.engine.operation import ENDED, Operation, State
@@ -58,8 +60,14 @@ class Ending:
                 self._context.out.append(CancelReceive(number, operation.group.members[posting.row.peer].node))
 
     def deliver(self, operation: Operation) -> None:
-        """Give every local rank the result. Every tile is final and no input is read any more."""
+        """Give every local rank the result. Every tile is final and no input is read any more.
+
+        Where others have a part in it, it waits until a quorum was heard recently.
+        """
         context = self._context
+        if operation.peers and not is_fresh(context, operation.group):
+            context.stale[operation] = None
+            return
         execution = operation.execution
         region, holder = None, None
         if execution is not None and execution.nbytes:
@@ -89,6 +97,8 @@ class Ending:
             context.out.append(Deliver(submit.client, submit.request, region, lease, (), algorithm, elapsed))
         operation.holder = holder
         operation.submits = []
+        if operation.peers:
+            operation.group.keeper.delivered(operation)
         context.counters["delivered"] += 1
         self.settle(operation)
 
@@ -103,16 +113,25 @@ class Ending:
                 operation.submits = []
         elif operation.state is not State.DELIVERED or self._still_sends(operation):
             return
-        if operation.outstanding == 0:
-            self.release(operation)
-            operation.group.ending.pop(operation.key, None)
-            execution, operation.execution = operation.execution, None
-            if execution is not None:
-                execution.dispose()
+        if operation.outstanding:
+            return
+        execution, operation.execution = operation.execution, None
+        if execution is not None:
+            execution.dispose()
+        if operation.state is State.DELIVERED and must_keep(operation.unconfirmed):
+            if operation.result is not None and operation.scratch is not None:
+                self._memory.release(operation.scratch)
+                operation.scratch = None
+            return
+        self.release(operation)
+        operation.group.ending.pop(operation.key, None)
+        if operation.serial:
+            operation.group.keeper.forget(operation)
 
     def abandon(self, operation: Operation, error: AllReducedError) -> None:
         """Send nothing more of a delivered operation that has ended otherwise at a peer."""
         operation.error = error
+        operation.unconfirmed = 0
         self.settle(operation)
 
     def _still_sends(self, operation: Operation) -> bool:

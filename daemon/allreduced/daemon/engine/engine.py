@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any, TypeAlias
 
 from allreduced.core.errors import AllReducedError, LimitExceeded
@@ -22,7 +23,9 @@ from allreduced.daemon.engine.events import (
     GroupBroken,
     GroupForgotten,
     GroupStarted,
+    Heard,
     LeasesReturned,
+    NodeDeparted,
     RanksLeft,
     ReceiveCancelled,
     Received,
@@ -35,14 +38,16 @@ from allreduced.daemon.engine.events import (
 from allreduced.daemon.engine.execution import Execution, PeerFault
 from allreduced.daemon.engine.flights import Posting
 from allreduced.daemon.engine.forgetting import Forgetting
+from allreduced.daemon.engine.freshness import DEAF, STALL
 from allreduced.daemon.engine.group import Group
+from allreduced.daemon.engine.kept import Keeper
 from allreduced.daemon.engine.leases import Leases
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.matching import Matching
 from allreduced.daemon.engine.memory import Memory
 from allreduced.daemon.engine.operation import Operation, State
 from allreduced.daemon.engine.snapshot import Snapshot, take_snapshot
-from allreduced.daemon.engine.timers import Timers
+from allreduced.daemon.engine.timers import Timed, Timers
 
 _Handler: TypeAlias = "Callable[[Any], None]"
 _PAST_GROUPS = 1024
@@ -57,11 +62,12 @@ class Engine:
 
     def __init__(self, node: str, limits: Limits) -> None:
         self._context = Context(node, limits)
+        self._stall = STALL * limits.failure_timeout
         self._groups: dict[int, Group] = {}
         self._past: deque[int] = deque(maxlen=_PAST_GROUPS)
         self._forgotten: list[Group] = []
         self._early = EarlyFrames(self._context)
-        self._timers: Timers[Operation | Forgetting] = Timers(self._context)
+        self._timers: Timers[Timed] = Timers(self._context)
         self._memory = Memory(self._context)
         self._leases = Leases(self._context, self._memory)
         self._ending = Ending(self._context, self._memory, self._leases)
@@ -74,6 +80,8 @@ class Engine:
             GroupForgotten: self._group_forgotten,
             Submitted: self._submitted,
             ClientGone: self._client_gone,
+            Heard: self._heard,
+            NodeDeparted: self._node_departed,
             LeasesReturned: self._leases_returned,
             FrameArrived: self._frame_arrived,
             Received: self._received,
@@ -89,15 +97,36 @@ class Engine:
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event at ``now`` (seconds, monotonic) and return what to do, in order."""
         context = self._context
+        if now - context.now > self._stall and self._groups:
+            self._stalled(now)
         context.now = now
         out: list[Action] = []
         context.out = out
         self._handlers[type(event)](event)
+        if context.stale:
+            self._deliver_stale()
         while context.freed:
             self._admission.serve()
         if self._forgotten:
             self._drop_forgotten()
         return out
+
+    def _stalled(self, now: float) -> None:
+        """Take note that this agent was held up: what comes now may have been sent long ago."""
+        context = self._context
+        context.counters["stalls"] += 1
+        context.heard.clear()
+        context.deaf_until = now + DEAF * context.limits.failure_timeout
+        for group in self._groups.values():
+            group.fresh_until = -inf
+
+    def _deliver_stale(self) -> None:
+        """Try again to deliver what waits for signs of life."""
+        stale = list(self._context.stale)
+        self._context.stale.clear()
+        for operation in stale:
+            if operation.state is State.RUNNING:
+                self._ending.deliver(operation)
 
     @property
     def idle(self) -> bool:
@@ -130,6 +159,7 @@ class Engine:
         for operation in list(group.operations.values()):
             self._ending.fail(operation, error, tell=tell)
         for operation in list(group.ending.values()):
+            operation.unconfirmed = 0
             self._ending.settle(operation)
 
     def _ranks_left(self, event: RanksLeft) -> None:
@@ -144,10 +174,14 @@ class Engine:
             self._forgotten.append(group)
             if group.error is None:
                 self._matching.ranks_left(group, group.ranks)
+            if group.others:
+                group.keeper.flush()
 
     def _drop_forgotten(self) -> None:
         for group in [group for group in self._forgotten if not group.operations and not group.ending]:
             self._forgotten.remove(group)
+            if group.others:
+                group.keeper.flush()
             del self._groups[group.number]
             self._past.append(group.number)
             self._memory.forget(group.number)
@@ -167,10 +201,27 @@ class Engine:
             if event.client in group.local.values():
                 group.gone.add(event.client)
 
+    def _heard(self, event: Heard) -> None:
+        for node in event.nodes:
+            self._context.hear(node)
+
+    def _node_departed(self, event: NodeDeparted) -> None:
+        group = self._groups.get(event.group)
+        member = group.member_of.get(event.node) if group is not None else None
+        if group is None or member is None or member in group.departed:
+            self._context.counters["events_ignored"] += 1
+            return
+        group.departed.add(member)
+        group.present &= ~(1 << member)
+        group.fresh_until = -inf
+        for kept in group.keeper.departed(member):
+            self._ending.settle(kept)
+
     def _leases_returned(self, event: LeasesReturned) -> None:
         self._leases.give_back(event.client, event.leases)
 
     def _frame_arrived(self, event: FrameArrived) -> None:
+        self._context.hear(event.node)
         group = self._groups.get(event.frame.group)
         if group is not None:
             self._matching.frame(group, event.node, event.frame)
@@ -191,6 +242,7 @@ class Engine:
                 self._closed(posting)
             return
         execution, group, peer = operation.execution, operation.group, posting.row.peer
+        self._context.hear(group.members[peer].node)
         if not isinstance(execution, Execution):
             return
         try:
@@ -278,8 +330,10 @@ class Engine:
         for due in self._timers.due():
             if isinstance(due, Operation):
                 self._matching.overdue(due)
-                continue
-            error = self._matching.round_overdue(due)
-            if error is not None and due.group.error is None:
-                self._break(due.group, error, tell=True)
+            elif isinstance(due, Keeper):
+                due.due()
+            elif isinstance(due, Forgetting):
+                error = self._matching.round_overdue(due)
+                if error is not None and due.group.error is None:
+                    self._break(due.group, error, tell=True)
         self._timers.arm()

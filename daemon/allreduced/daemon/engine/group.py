@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from allreduced.core.errors import AllReducedError
@@ -11,6 +12,7 @@ from allreduced.protocol.peer import Fingerprint
 
 if TYPE_CHECKING:
     from allreduced.daemon.engine.forgetting import Forgetting
+    from allreduced.daemon.engine.kept import Keeper
     from allreduced.daemon.engine.plan import Plan
 
 
@@ -28,12 +30,15 @@ class Group:
     """Members, ranks, use counts and operations of a group."""
 
     __slots__ = (
+        "departed",
         "ending",
         "error",
         "forgetting",
         "forgotten",
+        "fresh_until",
         "generation",
         "gone",
+        "keeper",
         "key",
         "left",
         "local",
@@ -47,6 +52,7 @@ class Group:
         "outcomes",
         "place",
         "plans",
+        "present",
         "ranks",
         "size",
         "tile_bytes",
@@ -68,6 +74,14 @@ class Group:
         self.member_of = {member.node: index for index, member in enumerate(started.members) if index != started.mine}
         self.others = tuple(self.member_of.items())
         """(node, member index) of the other members, in order."""
+        self.departed: set[int] = set()
+        """Members that are proven to be dead, or said goodbye."""
+        self.present = sum(1 << index for _, index in self.others)
+        """A bit for each other member that has not departed."""
+        self.fresh_until = -inf
+        """Until when results may be delivered without looking at who was heard last."""
+        self.keeper: Keeper
+        """Keeps results for others. Set by matching, where there are others."""
         self.uses: dict[str, list[int]] = {}
         """By name: the next use of each local rank."""
         self.forgetting: Forgetting

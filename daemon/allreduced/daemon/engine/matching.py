@@ -15,9 +15,10 @@ from allreduced.daemon.engine.events import Submitted
 from allreduced.daemon.engine.execution import Execution, PeerFault
 from allreduced.daemon.engine.forgetting import Forgetting, Held
 from allreduced.daemon.engine.group import Group, Outcome
+from allreduced.daemon.engine.kept import Keeper
 from allreduced.daemon.engine.operation import ENDED, STARTED, Operation, State
 from allreduced.daemon.engine.plan import plan_for
-from allreduced.daemon.engine.timers import Timers
+from allreduced.daemon.engine.timers import Timed, Timers
 from allreduced.protocol.peer import (
     MAX_CALLS,
     Abort,
@@ -50,9 +51,7 @@ GONE = 1 << 62
 class Matching:
     """Opens operations and fills in who is there."""
 
-    def __init__(
-        self, context: Context, admission: Admission, ending: Ending, timers: Timers[Operation | Forgetting]
-    ) -> None:
+    def __init__(self, context: Context, admission: Admission, ending: Ending, timers: Timers[Timed]) -> None:
         self._context = context
         self._admission = admission
         self._ending = ending
@@ -61,6 +60,10 @@ class Matching:
     def start(self, group: Group) -> None:
         """Prepare a new group."""
         group.forgetting = Forgetting(self._context, group)
+        if group.others:
+            group.keeper = Keeper(self._context, self._timers, group)
+            for node, _ in group.others:
+                self._context.hear(node)
 
     def submit(self, group: Group, submit: Submitted) -> None:
         """Take the submit of a local rank."""
@@ -135,7 +138,11 @@ class Matching:
         if isinstance(frame, Forget | Forgettable):
             self._resume(group, group.forgetting.frame(peer, frame))
             return
-        if isinstance(frame, Kept | Fetch | Confirm):
+        if isinstance(frame, Confirm):
+            for kept in group.keeper.confirmed(peer, frame.serials):
+                self._ending.settle(kept)
+            return
+        if isinstance(frame, Kept | Fetch):
             self._context.counters["frames_ignored"] += 1
             return
         if group.forgetting.frozen and group.forgetting.holds(peer, frame):
@@ -171,6 +178,7 @@ class Matching:
             self._differs(operation, peer, frame)
         elif isinstance(frame, Queued):
             self._here(operation, peer, frame.stamp)
+            group.keeper.flush_to(node, peer)
         elif isinstance(frame, Arrived):
             view.ranks = tuple(rank for rank in group.members[peer].ranks if rank in frame.ranks)
             view.asked = True
@@ -359,6 +367,9 @@ class Matching:
 
     def _ready(self, operation: Operation, peer: int, frame: Ready) -> None:
         view, group = operation.peers[peer], operation.group
+        if frame.confirms:
+            for kept in group.keeper.confirmed(peer, frame.confirms):
+                self._ending.settle(kept)
         if frame.attempt <= view.attempt:
             self._context.counters["frames_ignored"] += 1
             return

@@ -120,12 +120,14 @@ class Operation:
         "scratch",
         "sendings",
         "seq",
+        "serial",
         "source_readers",
         "stamp",
         "state",
         "submits",
         "times",
         "told",
+        "unconfirmed",
         "unready",
         "use",
         "wake",
@@ -181,6 +183,10 @@ class Operation:
         self.source_readers = 0
         """Jobs and sends that read a client's input."""
         self.error: AllReducedError | None = None
+        self.serial = 0
+        """This member's count of the operations that it was ready for, 0 where it was not."""
+        self.unconfirmed = 0
+        """A bit for each other member that is not known to have the result; set with the serial."""
 
     @property
     def key(self) -> tuple[str, int]:
