@@ -24,7 +24,6 @@ from allreduced.daemon.engine import actions as engine_actions
 from allreduced.daemon.engine import events as engine_events
 from allreduced.daemon.engine.engine import Engine
 from allreduced.daemon.engine.limits import Limits
-from allreduced.daemon.engine.region import Region
 from allreduced.daemon.membership import actions as membership_actions
 from allreduced.daemon.membership import events as membership_events
 from allreduced.daemon.membership.liveness import Verdict
@@ -67,10 +66,10 @@ class Watch(Protocol):
     history: History
 
     def sends(self, source: str, target: str, frame: peer.Frame) -> None:
-        """Called before each frame goes out."""
+        """Take note of a frame before it goes out."""
 
     def delivers(self, seat: Seat, agent: SimulatedAgent) -> None:
-        """Called right before a result is delivered."""
+        """Take note that a result is about to be delivered."""
 
 
 class SimulatedAgent:
@@ -100,6 +99,7 @@ class SimulatedAgent:
         self._watch = watch
         self._history = watch.history
         self._seats: dict[int, Seat] = {}
+        self._incarnations: dict[str, int] = {}
         self._queue: deque[tuple[Callable[..., Iterable[_Action]], _Event]] = deque()
         self._busy = False
         self._running = False
@@ -175,13 +175,14 @@ class SimulatedAgent:
         self._busy = True
         queue, do, process = self._queue, self._do, self.process
         try:
-            while queue and process.alive:
+            while queue:
                 handle, event = queue.popleft()
                 if type(event) in _NOTED:
                     self._engine_learns(event)
                 for action in handle(event, process.now()):
-                    if not process.alive:
-                        return
+                    if not process.alive:  # a fault that waited for a frame
+                        queue.clear()
+                        break
                     do[type(action)](action)
         finally:
             self._busy = False
@@ -192,8 +193,7 @@ class SimulatedAgent:
         """Take what the failure detector says."""
         self._note("liveness", verdict)
         self._history.counts[type(verdict).__name__] += 1
-        if isinstance(verdict, membership_events.PeerDown) and verdict.proven:
-            self._check_gone(verdict.node)
+        self._check_gone(verdict)
         self.membership_event(verdict)
 
     def heard(self, node: str) -> None:
@@ -348,16 +348,14 @@ class SimulatedAgent:
     def _note(self, what: str, about: object) -> None:
         self._history.log.append((self.process.agenda.now, self.node, what, about))
 
-    def _check_gone(self, node: str) -> None:
-        host = self._watch.wire.hosts[node]
-        agent = host.agent
-        known = self.plane.liveness.state(node)
-        # Forgotten (dead or left), or replaced by a newer start: no start that was known may live.
-        if isinstance(agent, SimulatedAgent) and known is None and agent.process.alive and not agent.draining:
-            if any(seat.incarnation == agent.incarnation for seat in agent._seats.values()):
-                shared = [group for group in agent._seats if group in self._seats]
-                if shared:
-                    self._history.violated("proof", f"{self.node} calls {node} dead, which lives")
+    def _check_gone(self, verdict: Verdict) -> None:
+        """Check that a proof is true: the start of the agent that was known here has ended, or is about to."""
+        if isinstance(verdict, membership_events.PeerUp):
+            self._incarnations[verdict.node] = verdict.incarnation
+        elif isinstance(verdict, membership_events.PeerDown) and verdict.proven:
+            plane = self._watch.wire.hosts[verdict.node].agent
+            if plane is not None and plane.incarnation == self._incarnations.get(verdict.node) and not plane.closing:
+                self._history.violated("proof", f"{self.node} says of {verdict.node}, which lives: {verdict}")
 
 
 def make_membership(node: str, incarnation: int, tile: int, draw: Callable[[], int], timing: Timing) -> Membership:

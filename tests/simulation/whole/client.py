@@ -108,6 +108,10 @@ class SimulatedClient:
         self.agent.attached[self.number] = self
         return True
 
+    def start(self, groups: list[tuple[str, int, int]], deadline: float) -> None:
+        """Attach, as soon as there is an agent, and join these groups: name, rank, size."""
+        self._attach_again(groups, 40, deadline)
+
     def join(self, name: str, rank: int, size: int, deadline: float) -> None:
         """Claim a rank of a group."""
         if (self.last_group and name != self.last_group) or (self.agent is None and not self.attach()):
@@ -121,9 +125,7 @@ class SimulatedClient:
 
         def send() -> None:
             until = agent.process.now() + deadline
-            agent.membership_event(
-                membership_events.ClientJoining(number, request, key, size, rank, slot, pid, until)
-            )
+            agent.membership_event(membership_events.ClientJoining(number, request, key, size, rank, slot, pid, until))
 
         self._send(send)
 
@@ -179,16 +181,17 @@ class SimulatedClient:
         self._out, self._back = Lane(), Lane()
         if self._reforms > 0:
             self._reforms -= 1
-            self.process.after(self._place.timeout / 8, "agent", partial(self._attach_again, again, 40))
+            timeout = self._place.timeout
+            self.process.after(timeout / 8, "agent", partial(self._attach_again, again, 40, 1.5 * timeout))
 
-    def _attach_again(self, groups: list[tuple[str, int, int]], tries: int) -> None:
+    def _attach_again(self, groups: list[tuple[str, int, int]], tries: int, deadline: float) -> None:
         if self.agent is None and not self.attach():
             if tries:
-                again = partial(self._attach_again, groups, tries - 1)
+                again = partial(self._attach_again, groups, tries - 1, deadline)
                 self.process.after(self._place.timeout / 8, "agent", again)
             return
         for name, rank, size in groups:
-            self.join(name, rank, size, 1.5 * self._place.timeout)
+            self.join(name, rank, size, deadline)
 
     # Calls
 
@@ -226,9 +229,7 @@ class SimulatedClient:
         number_of_request = self._place.next_number()
         agenda = self.process.agenda
         # The clock of the deadline starts when the agent takes the call.
-        request = Request(
-            group, joined.rank, index, operation.name, use, None, self.process, agenda.now, agenda.now
-        )
+        request = Request(group, joined.rank, index, operation.name, use, None, self.process, agenda.now, agenda.now)
         self._place.history.requests.append(request)
         self._requests[number_of_request] = (request, joined, source)
         joined.open += 1
@@ -240,7 +241,14 @@ class SimulatedClient:
             until = agent.process.now() + operation.deadline
             agent.engine_event(
                 Submitted(
-                    number, number_of_request, group, joined.rank, operation.name, described, source, until,
+                    number,
+                    number_of_request,
+                    group,
+                    joined.rank,
+                    operation.name,
+                    described,
+                    source,
+                    until,
                     operation.priority,
                 )
             )
@@ -309,7 +317,7 @@ class SimulatedClient:
         self.reply(agent, read)
 
     def _over(self, agent: SimulatedAgent, number: int) -> None:
-        request, joined, source = self._requests.pop(number)
+        _, joined, source = self._requests.pop(number)
         if source is not None:
             agent.workshop.check_free(source, "the client writes its input")
             agent.workshop.view(source)[:] = 0xEE

@@ -13,7 +13,7 @@ from allreduced.schedules.select import ALGORITHMS
 TIMEOUT = 1.0
 """The failure timeout of generated runs, in virtual seconds."""
 
-_NODES = (2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 5, 5, 6, 7, 8, 9)
+_NODES = (*(2,) * 12, *(3,) * 14, *(4,) * 8, *(5,) * 4, 6, 6, 7, 8, 9)
 _DTYPES = (DType.FLOAT32, DType.INT32, DType.FLOAT16)
 _REDUCTIONS = (Reduction.SUM, Reduction.SUM, Reduction.MEAN, Reduction.MAX)
 _COUNTS = (0, 1, 5, 16, 33, 64, 97, 130, 200)
@@ -30,8 +30,8 @@ def generate(seed: int) -> Scenario:
     rng = random.Random(f"scenario {seed}")
     names = [f"n{index}" for index in range(rng.choice(_NODES))]
     rng.shuffle(names)
-    most = 4 if len(names) <= 3 else 2
-    processes = {name: rng.choice((1, 1, 1, 2, most)) for name in sorted(names)}
+    most = 4 if len(names) <= 3 else 2 if len(names) <= 5 else 1
+    processes = {name: rng.choice((1, 1, 1, min(2, most), most)) for name in sorted(names)}
     groups = _groups(rng, names, processes)
     calm = rng.random()
     faults = () if calm < 0.03 else _resets(rng, names) if calm < 0.2 else _faults(rng, names, processes)
@@ -113,12 +113,9 @@ def _sizes(rng: random.Random) -> Sizes:
 
 def _blind(rng: random.Random, names: list[str]) -> tuple[tuple[str, str], ...]:
     """Return pairs where only one of the two knows the address of the other."""
-    blind = []
-    for one in names:
-        for other in names:
-            if one < other and rng.random() < 0.2:
-                blind.append((one, other) if rng.random() < 0.5 else (other, one))
-    return tuple(blind)
+    pairs = [(one, other) for one in names for other in names if one < other]
+    pairs = [pair for pair in pairs if rng.random() < 0.2]
+    return tuple(pair if rng.random() < 0.5 else pair[::-1] for pair in pairs)
 
 
 def _when(rng: random.Random) -> tuple[float, str, int, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -49,8 +50,8 @@ class Request:
 class Seat:
     """What one start of an agent was told of one formed group. It is a member until it is ``cut_off``.
 
-    ``installed``: by generation that ended, the change and when. ``delivered`` and ``failed``: by operation (name, use),
-    the generation in which it ended here. ``departed``: members that it was told to count no more.
+    ``installed``: by generation that ended, the change and when. ``delivered`` and ``failed``: by operation (name,
+    use), the generation in which it ended here. ``departed``: members that it was told to count no more.
     """
 
     node: str
@@ -92,21 +93,33 @@ class History:
         self.log: list[tuple[float, str, str, object]] = []
         self.violations: list[tuple[str, str]] = []
         """(invariant, what happened)"""
-        self.restarted: list[tuple[str, float]] = []
+        self.about = 0
+        """The group that the first of them is about."""
 
     def note(self, time: float, who: str, what: str, about: object = "") -> None:
         """Add a line to the log."""
         self.log.append((time, who, what, about))
 
-    def violated(self, invariant: str, what: str) -> None:
-        """Take note of something that must not be."""
+    def violated(self, invariant: str, what: str, group: int = 0) -> None:
+        """Take note of something that must not be, in a formed group where that is known."""
+        if not self.violations:
+            self.about = group
+            self.note(0.0 if not self.log else self.log[-1][0], "violated", f"{invariant}: {what}", group)
         self.violations.append((invariant, what))
 
     def lines(self, last: int) -> list[str]:
-        """Return the end of the log."""
-        return [f"{time:9.5f} {who:>9} {what} {_short(about)}" for time, who, what, about in self.log[-last:]]
+        """Return the end of the log, of what has to do with the first violation if that is about one group."""
+        group = str(self.about) if self.about else ""
+        told = [
+            f"{time:9.5f} {who:>9} {what} {_short(about)}"
+            for time, who, what, about in self.log
+            if not group or who == "fault" or what == "liveness" or group in f"{about}{what}"
+        ]
+        return [line.replace(group, "GROUP") if group else line for line in told[-last:]]
 
 
 def _short(about: object) -> str:
-    text = str(about)
+    text = re.sub(r"fingerprint=Fingerprint\(kind='(\w*)'[^)]*\)'?[^)]*\)", r"\1", str(about))
+    text = re.sub(r"Grant\(receive=(\d+)[^)]*\)", r"\1", text)
+    text = re.sub(r"Member\(node='(\w+)', incarnation=(\d+), ranks=(\([^)]*\))\)", r"\1/\2\3", text)
     return text if len(text) <= 300 else f"{text[:300]}…"

@@ -1,4 +1,4 @@
-"""What each rank gives to each operation: numbers that no other operation, rank or group has, and what must come out."""
+"""What each rank gives to each operation, numbers that no other call has, and what must come out."""
 
 from __future__ import annotations
 

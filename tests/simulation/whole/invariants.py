@@ -1,4 +1,7 @@
-"""What must hold in every run, whatever goes wrong; see docs/failure.md. The numbers are those of the invariants there."""
+"""What must hold in every run, whatever goes wrong.
+
+The numbers are those of the invariants in docs/failure.md.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ def check_delivery(world: World, seat: Seat, agent: SimulatedAgent) -> None:
     world.history.counts["deliveries"] += 1
     if not enough:
         heard = {name: round(now - at, 4) for name, at in host.heard.items()}
-        world.history.violated("3 fresh quorum", f"{seat.node} delivers in {seat.group}, last heard {heard} s ago")
+        world.history.violated(
+            "3 fresh quorum", f"{seat.node} delivers in {seat.group}, last heard {heard} s ago", seat.group
+        )
 
 
 def check_run(world: World) -> None:
@@ -61,15 +66,21 @@ def _check_ends(world: World) -> None:
         if not request.client.alive or not request.taken:
             continue
         if len(request.answers) != 1:
-            history.violated("1 one end", f"{_call(world, request)} ended {len(request.answers)} times")
+            history.violated("1 one end", f"{_call(world, request)} ended {len(request.answers)} times", request.group)
             continue
         at = request.answers[0][0]
         late = at - request.deadline
         # Time in which its own agent was stopped does not count.
-        late -= sum(end - start for node, start, end in world.pauses if _node(world, request) == node and end > request.submitted)
+        late -= sum(
+            end - start
+            for node, start, end in world.pauses
+            if _node(world, request) == node and end > request.submitted
+        )
         world.latest = max(world.latest, late)
         if late > BOUND * timeout:
-            history.violated("1 in time", f"{_call(world, request)} ended {late:.3f} s after its deadline")
+            history.violated(
+                "1 in time", f"{_call(world, request)} ended {late:.3f} s after its deadline", request.group
+            )
 
 
 BOUND = 1 + 1.5 + SLACK
@@ -87,7 +98,9 @@ def _check_values(world: World) -> None:
         operation = world.operation(request.operation)
         key = (request.group, request.operation)
         if operation.absent or operation.odd >= 0:
-            history.violated("4 reduction of all", f"{_call(world, request)} ended well, which it cannot")
+            history.violated(
+                "4 reduction of all", f"{_call(world, request)} ended well, which it cannot", request.group
+            )
             continue
         if key not in wanted:
             started = next(seat.started for (group, _, _), seat in history.seats.items() if group == request.group)
@@ -99,7 +112,7 @@ def _check_values(world: World) -> None:
         answer = request.answers[0][1]
         given = answer if isinstance(answer, bytes) else b""
         if not same_bits(operation.dtype, given, wanted[key]):
-            history.violated("2 same bits", f"{_call(world, request)} gave wrong bits")
+            history.violated("2 same bits", f"{_call(world, request)} gave wrong bits", request.group)
 
 
 def _check_changes(world: World) -> None:
@@ -109,7 +122,7 @@ def _check_changes(world: World) -> None:
         for seat, change, _ in learned[1:]:
             if change != first[1]:
                 what = f"{group}, end of generation {generation}: {first[0].node} {first[1]} but {seat.node} {change}"
-                world.history.violated("agreement", what)
+                world.history.violated("agreement", what, group)
 
 
 def _check_outcomes(world: World) -> None:
@@ -125,9 +138,14 @@ def _check_outcomes(world: World) -> None:
                 if key not in good.delivered:
                     continue
                 for bad in seats:
-                    if bad is not good and key in bad.failed and _together(good, bad, key) and not _own(bad.failed[key][1]):
+                    if (
+                        bad is not good
+                        and key in bad.failed
+                        and _together(good, bad, key)
+                        and not _own(bad.failed[key][1])
+                    ):
                         what = f"{key} of {good.group}: {good.node} has a result, {bad.node}: {bad.failed[key][1]}"
-                        history.violated("3 one outcome", what)
+                        history.violated("3 one outcome", what, good.group)
 
 
 def _together(good: Seat, bad: Seat, key: tuple[str, int]) -> bool:
@@ -157,9 +175,7 @@ def _check_diverged(world: World) -> None:
             if other.group == seat.group and other is not seat and change.generation - 1 in other.installed
         ]
         lost = [
-            key
-            for key in seat.delivered
-            if key not in kept and others and any(key in other.failed for other in others)
+            key for key in seat.delivered if key not in kept and others and any(key in other.failed for other in others)
         ]
         if not lost:
             continue
@@ -169,7 +185,9 @@ def _check_diverged(world: World) -> None:
                 continue
             when, answer = request.answers[0]
             if when > at and not isinstance(answer, AllReducedError):
-                history.violated("3 diverged", f"{_call(world, request)} gives a result after {seat.node} diverged in {lost}")
+                history.violated(
+                    "3 diverged", f"{_call(world, request)} gives a result after {seat.node} diverged in {lost}"
+                )
             elif request.submitted > at and not (isinstance(answer, GroupChanged) and answer.diverged):
                 history.violated("3 diverged", f"{_call(world, request)} does not say that {lost} diverged: {answer}")
 
@@ -181,9 +199,12 @@ def _check_after(world: World) -> None:
     missing = len(world.clients) - sum(request.has_result for request in requests)
     if missing:
         refused = [
-            f"{client.name}: {error}" for client in world.clients.values() for name, error in client.refusals if name == "after"
+            f"{client.name}: {error}"
+            for client in world.clients.values()
+            for name, error in client.refusals
+            if name == "after"
         ]
-        errors = [f"{request.rank}: {request.error}" for request in requests if not request.has_result]
+        errors = [f"{request.rank}: {request.error!s}" for request in requests if not request.has_result]
         history.violated("6 works after", f"{missing} of {len(world.clients)} ranks got nothing {errors} {refused}")
 
 
@@ -202,7 +223,7 @@ def _check_resets(world: World) -> None:
         # Where everything is well an operation takes some milliseconds.
         plain = not operation.absent and operation.odd < 0 and operation.deadline > 5 * world.timeout
         if plain and not request.has_result:
-            history.violated("7 resets are harmless", f"{_call(world, request)}: {request.error}")
+            history.violated("7 resets are harmless", f"{_call(world, request)}: {request.error}", request.group)
 
 
 def _node(world: World, request: Request) -> str:
@@ -212,9 +233,7 @@ def _node(world: World, request: Request) -> str:
 def _call(world: World, request: Request) -> str:
     operation = world.operation(request.operation)
     where = request.seat.node if request.seat is not None else "?"
-    return (
-        f"{operation.kind}({request.name!r}, use {request.use}, group {request.group}) of rank {request.rank} on {where}"
-    )
+    return f"{operation.kind}({request.name!r}, use {request.use}) of rank {request.rank} on {where}"
 
 
 def names(violations: Iterable[tuple[str, str]]) -> list[str]:

@@ -73,7 +73,7 @@ class Plane:
         self._up: dict[str, _Link] = {}
         self._targets: dict[str, _Dialling] = {}
         self._look_at: float | None = None
-        self._closing = False
+        self.closing = False
 
     def start(self, targets: Iterable[str]) -> None:
         """Dial these from now on."""
@@ -97,7 +97,7 @@ class Plane:
 
     def close(self) -> None:
         """Say goodbye to everybody."""
-        self._closing = True
+        self.closing = True
         for node, link in list(self._up.items()):
             link.end.send(Goodbye("the agent stops"))
             self._verdicts(self.liveness.goodbye(node, self.process.now()))
@@ -110,7 +110,7 @@ class Plane:
         link = self._links[end] = _Link(end, now, now)
         self._answered(end.node)
         known = self._up.get(end.node)
-        if self._closing or not self.liveness.welcome(end.node, end.incarnation):
+        if self.closing or not self.liveness.welcome(end.node, end.incarnation):
             self._refuse(link)
         elif self.node < end.node:
             if known is not None and known.end.incarnation == end.incarnation:
@@ -127,7 +127,7 @@ class Plane:
             return
         link.heard = self.process.now()
         if not link.chosen:
-            if self._closing:
+            if self.closing:
                 return
             self._choose(link)
         match frame:
@@ -135,7 +135,7 @@ class Plane:
                 self._sink.heard(end.node)
             case Goodbye():
                 self._verdicts(self.liveness.goodbye(end.node, self.process.now()))
-                if not self._closing:
+                if not self.closing:
                     self.process.after(self._rng.random() * 1e-3, end, end.abort)
             case PeerTable():
                 pass
@@ -197,7 +197,7 @@ class Plane:
 
     def _dial(self, node: str) -> None:
         dialling = self._targets[node]
-        if dialling.busy or node in self._up or self._closing:
+        if dialling.busy or node in self._up or self.closing:
             return
         dialling.busy = True
         dialling.under_way += 1
@@ -245,9 +245,8 @@ class Plane:
             self.liveness.sent(node, link.sent)
         look = self.liveness.look(now)
         for node in look.silent:
-            link = self._up.pop(node, None)
-            if link is not None:
-                self._refuse(link)
+            if node in self._up:
+                self._refuse(self._up.pop(node))
             self._dial_now(node)
         for node in look.heartbeats:
             self.send_frame(node, Heartbeat())

@@ -1,4 +1,4 @@
-"""One run as data: who is there, what they call, what goes wrong and when. It can be written down, shrunk and replayed."""
+"""One run as data: who is there, what they call, what goes wrong and when. It can be written down and run again."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ class Scenario:
     def describe(self) -> str:
         """Return the run in a few lines."""
         lines = [f"seed {self.seed}, failure_timeout {self.timeout} s, healed at {self.heal_at:.4f} s, {self.sizes}"]
-        for group in self.groups:
-            lines.append(f"  group {group.name}: {', '.join(f'{node}.{slot}' for node, slot in group.ranks)}")
+        places = [", ".join(f"{node}.{slot}" for node, slot in group.ranks) for group in self.groups]
+        lines += [f"  group {group.name}: {held}" for group, held in zip(self.groups, places, strict=True)]
         lines += [f"  {operation}" for operation in self.operations]
         lines += [f"  fault: {fault}" for fault in self.faults]
         return "\n".join(lines)

@@ -24,6 +24,7 @@ class Owner(Protocol):
     process: Process
     node: str
     incarnation: int
+    closing: bool
 
     def established(self, end: End) -> None:
         """Take a connection that is authenticated."""

@@ -2,8 +2,8 @@
 
 The rules, checked whenever something is begun or done:
 
-- what a receive is posted into is no other receive's until it is full or its cancellation is complete, and no arena is
-  dropped under it;
+- what a receive is posted into is no other receive's until it has landed or the cancellation is complete, and no arena
+  is dropped under it;
 - data that lands, and kernels that write, do so where nobody reads at that moment;
 - the client may write its input, and the arena of a result may be dropped, once the engine said so: nothing reads or
   writes there any more.
@@ -51,8 +51,25 @@ class _Posted:
     end: End
     serial: bytes
     region: Region
-    left: int
+    missing: list[tuple[int, int]]
+    """[start, end) of the bytes that have not landed."""
     cancelled: bool = False
+
+    def awaits(self, region: Region) -> bool:
+        """Tell whether something may still land in ``region``."""
+        mine, first = self.region, region.offset - self.region.offset
+        if mine.buffer != region.buffer or first >= mine.nbytes or first + region.nbytes <= 0:
+            return False
+        return any(start < first + region.nbytes and first < end for start, end in self.missing)
+
+    def landed(self, offset: int, nbytes: int) -> bool:
+        """Take note of bytes that land; False where they landed before."""
+        for at, (start, end) in enumerate(self.missing):
+            if start <= offset and offset + nbytes <= end:
+                rest = [(start, offset), (offset + nbytes, end)]
+                self.missing[at : at + 1] = [piece for piece in rest if piece[0] < piece[1]]
+                return True
+        return False
 
 
 @dataclass(slots=True, eq=False)
@@ -179,7 +196,8 @@ class Workshop:
             if any(_overlap(action.region, region) for region in (*job.sources, job.target)):
                 raise MemoryRule(f"a receive is posted where kernel job {job.job} works")
         end.serials += 1
-        posted = _Posted(action.receive, end, f"{end.number}.{end.serials}".encode(), action.region, action.region.nbytes)
+        posted = _Posted(action.receive, end, f"{end.number}.{end.serials}".encode(), action.region, [])
+        posted.missing.append((0, action.region.nbytes))
         self._posted[action.receive] = self._by_token[end, posted.serial] = posted
 
     def token(self, receive: int) -> bytes:
@@ -209,15 +227,14 @@ class Workshop:
         posted = self._by_token.get((end, token))
         if posted is None:
             return
-        if offset + len(data) > posted.region.nbytes:
-            raise MemoryRule("data for more than the receive has")
+        if not posted.landed(offset, len(data)):
+            raise MemoryRule(f"bytes {offset} to {offset + len(data)} came twice, or are outside: {posted}")
         region = Region(posted.region.buffer, posted.region.offset + offset, len(data))
         self._check_unread(region, "data lands")
         self.view(region)[:] = np.frombuffer(data, np.uint8)
-        posted.left -= len(data)
         if posted.cancelled or end.deaf:
             return
-        if posted.left == 0:
+        if not posted.missing:
             self._unpost(posted)
         self._tell(Received(posted.receive, offset, len(data), tag))
 
@@ -258,7 +275,7 @@ class Workshop:
         """Take note that a connection is over: nothing lands any more, and nothing is read for it."""
         for posted in [posted for posted in self._posted.values() if posted.end is end]:
             self._receive_over(posted)
-        for number, outgoing in [(n, outgoing) for n, outgoing in self._outgoing.items() if outgoing.end is end]:
+        for number in [number for number, outgoing in self._outgoing.items() if outgoing.end is end]:
             del self._outgoing[number]
             self._tell(Sent(number))
 
@@ -284,7 +301,7 @@ class Workshop:
 
     def _check_unposted(self, region: Region, what: str, *, cancelled: bool = False) -> None:
         for posted in self._posted.values():
-            if _overlap(region, posted.region) and posted.cancelled >= cancelled:
+            if posted.cancelled >= cancelled and posted.awaits(region):
                 state = "is being cancelled" if posted.cancelled else "is posted"
                 raise MemoryRule(f"{what} where receive {posted.receive} {state}")
 

@@ -94,7 +94,7 @@ class World:
         """Run to the end; what goes wrong on the way is a violation, too."""
         try:
             self._run()
-        except Exception as error:  # noqa: BLE001 # whatever the pure parts raise is a finding
+        except Exception as error:  # whatever the pure parts raise is a finding
             where = traceback.extract_tb(error.__traceback__)[-1]
             text = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
             self.history.violated("defect", text)
@@ -193,7 +193,9 @@ class World:
         host.agent = agent.plane
         self.agents[name] = agent
         self.history.note(self.agenda.now, name, f"agent starts, incarnation {incarnation}")
-        agent.plane.start(other for other in self.wire.hosts if other != name and (name, other) not in self.scenario.blind)
+        agent.plane.start(
+            other for other in self.wire.hosts if other != name and (name, other) not in self.scenario.blind
+        )
 
     def _stop_agent(self, name: str, *, silent: bool) -> None:
         agent = self.agents.pop(name, None)
@@ -216,14 +218,9 @@ class World:
         rng = random.Random(f"{self.scenario.seed} {name} {slot} {self._numbers}")
         client = SimulatedClient(self, name, slot, process, rng, self.scenario.reforms)
         self.clients[name, slot] = client
-        if not client.attach():
-            again = [(g.name, g.ranks.index((name, slot)), len(g.ranks)) for g in self.scenario.groups if (name, slot) in g.ranks]
-            client._attach_again(again, 40)
-            return
         deadline = (1.5 if known is not None else 3.0) * self.timeout
-        for group in self.scenario.groups:
-            if (name, slot) in group.ranks:
-                client.join(group.name, group.ranks.index((name, slot)), len(group.ranks), deadline)
+        groups = [group for group in self.scenario.groups if (name, slot) in group.ranks]
+        client.start([(group.name, group.ranks.index((name, slot)), len(group.ranks)) for group in groups], deadline)
 
     # Faults
 
