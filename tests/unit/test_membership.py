@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections import deque
-from dataclasses import dataclass, field
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.membership_cluster import KEY, TILE, Cluster, formed
 
 from allreduced.core.errors import (
-    AllReducedError,
     DeadlineExceeded,
     InvalidArgument,
     MismatchError,
@@ -20,133 +16,10 @@ from allreduced.core.errors import (
     RankLost,
     WireError,
 )
-from allreduced.core.identity import GroupKey, Member
-from allreduced.daemon.engine.events import GroupBroken, GroupForgotten, GroupStarted, RanksLeft
-from allreduced.daemon.membership.actions import Action, Admit, Reject, SendFrame, SetTimer, TellClients, TellEngine
-from allreduced.daemon.membership.events import (
-    ClientGone,
-    ClientJoining,
-    ClientLeaving,
-    Event,
-    FrameArrived,
-    PeerDown,
-    PeerUp,
-    TimePassed,
-)
-from allreduced.daemon.membership.membership import Membership
+from allreduced.core.identity import Member
+from allreduced.daemon.engine.events import GroupForgotten, GroupStarted, NodeDeparted, RanksLeft
+from allreduced.daemon.membership.events import ClientGone, ClientLeaving, FrameArrived, PeerUp, TimePassed
 from allreduced.protocol.peer import Announce, Broken, Form, Left, MembershipFrame, Refuse, Retract
-
-KEY = GroupKey(1000, "job", "world")
-TILE = 1 << 20
-
-
-@dataclass
-class Agent:
-    """One membership, what it said, and what its clients and engine were told."""
-
-    name: str
-    incarnation: int
-    membership: Membership
-    admitted: dict[int, GroupStarted] = field(default_factory=dict)
-    rejected: dict[int, AllReducedError] = field(default_factory=dict)
-    ended: dict[int, AllReducedError] = field(default_factory=dict)
-    engine: list[object] = field(default_factory=list)
-    timer: float | None = None
-
-
-class Cluster:
-    """Memberships joined by in-order queues; nothing moves until the test says so."""
-
-    def __init__(self, names: str, seed: int = 0, *, connect: bool = True) -> None:
-        self.random = random.Random(seed)
-        self.now = 0.0
-        self.agents: dict[str, Agent] = {}
-        self.queues: dict[tuple[str, str], deque[MembershipFrame]] = {}
-        self.clients = 0
-        for name in names:
-            self.start(name)
-        if connect:
-            for one in names:
-                for other in names:
-                    if one < other:
-                        self.link(one, other)
-
-    def start(self, name: str) -> Agent:
-        incarnation = self.random.getrandbits(32)
-        membership = Membership(name, incarnation, TILE, lambda: self.random.getrandbits(64))
-        self.agents[name] = Agent(name, incarnation, membership)
-        return self.agents[name]
-
-    def link(self, one: str, other: str) -> None:
-        for here, there in ((one, other), (other, one)):
-            self.queues[here, there] = deque()
-        self.tell(one, PeerUp(other, self.agents[other].incarnation))
-        self.tell(other, PeerUp(one, self.agents[one].incarnation))
-
-    def cut(self, one: str, other: str, error: AllReducedError | None) -> None:
-        self.queues.pop((one, other), None)
-        self.queues.pop((other, one), None)
-        for here, there in ((one, other), (other, one)):
-            if here in self.agents:
-                self.tell(here, PeerDown(there, error))
-
-    def kill(self, name: str) -> None:
-        del self.agents[name]
-        for other in list(self.agents):
-            self.cut(other, name, PeerLost(f"agent {name!r} is gone", nodes=(name,)))
-
-    def tell(self, name: str, event: Event) -> list[Action]:
-        agent = self.agents[name]
-        actions = agent.membership.handle(event, self.now)
-        for action in actions:
-            match action:
-                case SendFrame(node, frame):
-                    if (name, node) in self.queues:
-                        self.queues[name, node].append(frame)
-                case Admit(client, _, rank, started):
-                    assert client not in agent.admitted
-                    assert client not in agent.rejected
-                    assert started in agent.engine
-                    assert started.local[rank] == client
-                    agent.admitted[client] = started
-                case Reject(client, _, error):
-                    assert client not in agent.admitted
-                    assert client not in agent.rejected
-                    agent.rejected[client] = error
-                case TellEngine(told):
-                    agent.engine.append(told)
-                case TellClients(clients, _, error):
-                    for client in clients:
-                        agent.ended[client] = error
-                case SetTimer(at):
-                    agent.timer = at
-        return actions
-
-    def join(
-        self, name: str, rank: int, size: int, *, key: GroupKey = KEY, pid: int = 7, deadline_at: float = 300.0
-    ) -> int:
-        self.clients += 1
-        self.tell(name, ClientJoining(self.clients, 1, key, size, rank, 0, pid, deadline_at))
-        return self.clients
-
-    def deliver_one(self, pair: tuple[str, str]) -> None:
-        frame = self.queues[pair].popleft()
-        self.tell(pair[1], FrameArrived(pair[0], frame))
-
-    def deliver_all(self) -> None:
-        """Move frames, in random order over the links, until none is left."""
-        for _ in range(100_000):
-            ready = [pair for pair, queue in self.queues.items() if queue]
-            if not ready:
-                return
-            self.deliver_one(self.random.choice(ready))
-        pytest.fail("the agents do not come to rest")
-
-    def started(self, name: str, client: int) -> GroupStarted:
-        return self.agents[name].admitted[client]
-
-    def error(self, name: str, client: int) -> AllReducedError:
-        return self.agents[name].rejected[client]
 
 
 def test_ranks_of_one_node_form_a_group_without_peers() -> None:
@@ -290,27 +163,26 @@ def test_the_deadline_names_the_ranks_that_never_came() -> None:
     assert cluster.agents["a"].timer is None
 
 
-def formed(names: str, seed: int = 0) -> tuple[Cluster, dict[str, int]]:
-    cluster = Cluster(names, seed)
-    clients = {name: cluster.join(name, rank, len(names), pid=100 + rank) for rank, name in enumerate(names)}
-    cluster.deliver_all()
-    assert all(client in cluster.agents[name].admitted for name, client in clients.items())
-    return cluster, clients
-
-
 def test_a_killed_client_breaks_the_group_everywhere_and_is_named() -> None:
     cluster, clients = formed("abc")
-    cluster.tell("b", ClientGone(clients["b"]))
+    group = cluster.started("b", clients["b"]).group
+    cluster.tell("b", ClientGone(clients["b"], "waiting for all_reduce 'grad'"))
     cluster.deliver_all()
     for name in "ac":
         error = cluster.agents[name].ended[clients[name]]
         assert isinstance(error, RankLost)
         assert (error.ranks, error.nodes) == ((1,), ("b",))
-        assert "process 101 on node 'b'" in error.message
-        assert any(isinstance(event, GroupBroken) for event in cluster.agents[name].engine)
-    group = cluster.started("b", clients["b"]).group
-    assert cluster.agents["b"].engine[-1] == GroupForgotten(group)
+        assert error.message == (
+            "rank 1 (process 101 on node 'b') ended without leaving the group while waiting for all_reduce 'grad'"
+        )
+        (change,) = cluster.agents[name].changes(group)
+        assert change.change.ended
     assert cluster.agents["b"].membership.snapshot().groups == ()
+    for name in "ac":
+        cluster.tell(name, ClientGone(clients[name]))
+    cluster.deliver_all()
+    for agent in cluster.agents.values():
+        assert agent.engine[-1] == GroupForgotten(group)
 
 
 def test_ranks_that_leave_are_told_to_all_and_the_last_one_ends_the_group() -> None:
@@ -318,11 +190,11 @@ def test_ranks_that_leave_are_told_to_all_and_the_last_one_ends_the_group() -> N
     group = cluster.started("a", clients["a"]).group
     cluster.tell("a", ClientLeaving(clients["a"], group))
     cluster.deliver_all()
-    assert cluster.agents["b"].engine[-1] == RanksLeft(group, (0,))
-    assert cluster.agents["a"].engine[-2:] == [RanksLeft(group, (0,)), GroupForgotten(group)]
+    assert cluster.agents["b"].engine[-1] == cluster.agents["a"].engine[-1] == RanksLeft(group, (0,))
     cluster.tell("a", ClientGone(clients["a"]))
     cluster.tell("b", ClientLeaving(clients["b"], group))
     cluster.deliver_all()
+    assert all(agent.engine[-1] == GroupForgotten(group) for agent in cluster.agents.values())
     assert cluster.agents["a"].ended == cluster.agents["b"].ended == {}
     assert all(agent.membership.snapshot().groups == () for agent in cluster.agents.values())
 
@@ -340,8 +212,8 @@ def test_a_lost_agent_breaks_the_group_and_is_named() -> None:
 def test_an_agent_that_says_goodbye_counts_as_left() -> None:
     cluster, clients = formed("ab")
     group = cluster.started("a", clients["a"]).group
-    cluster.cut("a", "b", None)
-    assert cluster.agents["a"].engine[-1] == RanksLeft(group, (1,))
+    cluster.leave("b")
+    assert cluster.agents["a"].engine[-2:] == [RanksLeft(group, (1,)), NodeDeparted(group, "b")]
     assert cluster.agents["a"].ended == {}
 
 

@@ -28,10 +28,10 @@ from allreduced.protocol.peer import Announce, Broken, Form, Refuse, Retract
 MAX_SIZE = 1 << 15
 """Ranks of one group at most, so that a proposal fits one control frame."""
 
-NOT_ADMITTED = 0
-"""The generation in a Broken whose sender has not admitted its clients."""
+_NOT_ADMITTED = 0
+"""The generation in a Broken: its sender has not admitted its clients."""
 
-_GENERATION = 1
+_FIRST = 1
 _RECENT = 1024
 
 
@@ -232,7 +232,7 @@ class Forming:
         form = Form(
             key=key,
             group=group,
-            generation=_GENERATION,
+            generation=_FIRST,
             tile_bytes=self._tile_bytes,
             # Ranks come in order, so nodes come in the order of their lowest rank.
             members=tuple(Member(node, incarnations[node], tuple(held)) for node, held in ranks.items()),
@@ -281,7 +281,7 @@ class Forming:
         gone = [rank for rank in ranks if rank not in local]
         if gone:
             lost = wording.ranks_gone(self._scene.node, gone)
-            self._scene.tell_members(instance, Broken(form.group, NOT_ADMITTED, to_wire(lost)))
+            self._scene.tell_members(instance, Broken(form.group, _NOT_ADMITTED, to_wire(lost)))
             return
         for number in {claim.group for claim in local.values() if claim.group}:
             other = self._scene.instances.get(number)
@@ -290,7 +290,7 @@ class Forming:
                 self._dissolve(other, None)
             else:
                 busy = wording.bound_elsewhere(self._scene.node)
-                self._scene.tell_members(instance, Broken(form.group, NOT_ADMITTED, to_wire(busy)))
+                self._scene.tell_members(instance, Broken(form.group, _NOT_ADMITTED, to_wire(busy)))
                 return
         self._bind(gathering, instance)
         self._consent(instance)
@@ -342,26 +342,24 @@ class Forming:
                 claim.group = 0
         # Members that cannot reach each other hear of it from the proposer, which reaches all.
         if error is not None and (not source or instance.mine == 0):
-            broken = Broken(instance.group, NOT_ADMITTED, to_wire(error))
+            broken = Broken(instance.group, _NOT_ADMITTED, to_wire(error))
             self._scene.tell_members(instance, broken, but=source)
 
     def broken_arrived(self, node: str, frame: Broken) -> None:
         """Take what a member says about a proposal, or one that is not known here (any more)."""
-        error = from_wire(frame.error)
-        admitted = frame.generation != NOT_ADMITTED
         instance = self._scene.instances.get(frame.group)
-        if instance is None:
-            waiting = self._dissolved.pop(frame.group)
-            if waiting is None:
-                self._early_broken.add(frame.group, node)
-            elif admitted:
-                self._reject_all(waiting, frame.group, error)
-            return
-        local = tuple(instance.local.values())
-        self._dissolve(instance, error, source=node)
-        if admitted:
-            self._reject_all(local, frame.group, error)
-        self._settle(instance.form.key)
+        if instance is not None:
+            self._dissolve(instance, from_wire(frame.error), source=node)
+            self._settle(instance.form.key)
+        elif not self._dissolved.holds(frame.group):
+            self._early_broken.add(frame.group, node)
+
+    def went_on_without(self, group: int, error: AllReducedError) -> None:
+        """Take note that members go on with a group that this node did not admit its clients to: their claims end."""
+        instance = self._scene.instances.get(group)
+        if instance is not None:
+            self._dissolve(instance, error)
+        self._reject_all(self._dissolved.pop(group) or (), group, error)
 
     def _reject_all(self, claims: Sequence[Claim], group: int, error: AllReducedError) -> None:
         """Reject claims that still wait after a proposal that other members went on with."""

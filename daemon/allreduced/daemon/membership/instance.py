@@ -1,15 +1,22 @@
-"""One formed, or proposed, set of members of a group."""
+"""One formed, or proposed, set of members of a group, over all its generations."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from allreduced.core.errors import AllReducedError
-from allreduced.core.identity import GroupKey
+from allreduced.core.identity import GroupKey, Member
 from allreduced.daemon.engine.events import GroupStarted
+from allreduced.daemon.losses import bounded
 from allreduced.daemon.membership.gathering import Claim
-from allreduced.protocol.peer import Form
+from allreduced.daemon.membership.merge import Policy
+from allreduced.protocol.peer import Committed, Form, Loss
+
+if TYPE_CHECKING:
+    from allreduced.daemon.membership.change import Agreement
 
 
 class State(enum.Enum):
@@ -18,6 +25,9 @@ class State(enum.Enum):
     PROPOSED = "proposed"
     RUNNING = "running"
     BROKEN = "broken"
+    """Nothing new runs in it. Its members agreed on that and settle what was in doubt, changes included."""
+    CUT_OFF = "cut off"
+    """This node is no member any more: the others went on without it, or it gave up."""
 
 
 @dataclass(slots=True)
@@ -26,6 +36,9 @@ class Instance:
 
     ``local``: rank to claim of each of this node's clients that is still in it. ``consents``: nodes that sent their
     consent; ``consented``: this node sent its own. ``left``: ranks that left on purpose, on any node.
+
+    ``members``, ``mine`` (a place among them) and what follows are those of the current ``generation``; ``form`` is
+    what the first one began with.
     """
 
     form: Form
@@ -36,6 +49,28 @@ class Instance:
     consented: bool = False
     left: set[int] = field(default_factory=set)
     error: AllReducedError | None = None
+    policy: Policy = Policy.FAIL
+    generation: int = 0
+    members: tuple[Member, ...] = ()
+    departed: dict[int, Loss] = field(default_factory=dict)
+    """By place: members that are proven to be dead, or that left. No more frames are taken from them."""
+    silent: dict[int, Loss] = field(default_factory=dict)
+    """By place: members that are silent here, which proves nothing."""
+    lost: list[Loss] = field(default_factory=list)
+    """Ranks of this node whose processes ended, and that no change has told yet."""
+    gaps: set[int] = field(default_factory=set)
+    """Places of members whose link was reset: frames of this generation may be lost."""
+    agreement: Agreement | None = None
+    """The change that ends this generation, while it is under way."""
+    give_up_at: float | None = None
+    committed: Committed | None = None
+    """The last change, for members that may have missed it."""
+    losses: tuple[Loss, ...] = ()
+    """All losses, once the group has ended for them."""
+
+    def __post_init__(self) -> None:
+        self.generation = self.form.generation
+        self.members = self.form.members
 
     @property
     def group(self) -> int:
@@ -49,11 +84,21 @@ class Instance:
 
     def others(self) -> list[tuple[str, int]]:
         """Return the other members as (node, incarnation)."""
-        return [(member.node, member.incarnation) for at, member in enumerate(self.form.members) if at != self.mine]
+        return [(member.node, member.incarnation) for at, member in enumerate(self.members) if at != self.mine]
+
+    def place_of(self, node: str) -> int:
+        """Return the place of a member; -1 for a node that is none."""
+        return next((place for place, member in enumerate(self.members) if member.node == node), -1)
 
     def ranks_of(self, node: str) -> tuple[int, ...]:
         """Return the ranks that a member holds or held."""
-        return next((member.ranks for member in self.form.members if member.node == node), ())
+        place = self.place_of(node)
+        return self.members[place].ranks if place >= 0 else ()
+
+    def known_losses(self) -> tuple[Loss, ...]:
+        """Return what this node knows for itself of losses, and of departed members from anyone."""
+        nodes = (*self.departed.items(), *self.silent.items())
+        return bounded([*(loss for _, loss in sorted(nodes, key=itemgetter(0))), *self.lost])
 
     def started(self) -> GroupStarted:
         """Return what the engine is told when the clients are admitted."""
@@ -75,10 +120,11 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A running or broken group, for ``status``."""
+    """A running or broken group, for ``status``. ``state``: "changing" while its members agree on a change."""
 
     group: int
     key: GroupKey
+    generation: int
     state: str
     size: int
     nodes: tuple[tuple[str, tuple[int, ...]], ...]

@@ -31,3 +31,7 @@ class Recent(Generic[T]):
     def pop(self, number: int) -> T | None:
         """Take the entry out, if it is there."""
         return self._entries.pop(number, None)
+
+    def holds(self, number: int) -> bool:
+        """Tell whether the entry is there."""
+        return number in self._entries
