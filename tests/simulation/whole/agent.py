@@ -143,7 +143,13 @@ class SimulatedAgent:
     def close(self) -> None:
         """Begin to stop in order: goodbye, and nothing new."""
         self.draining = True
+        self.gone()
         self.plane.close()
+
+    def gone(self) -> None:
+        """Take note that no seat here matters any more."""
+        for seat in self._seats.values():
+            seat.gone_at = seat.gone_at if seat.gone_at is not None else self.process.agenda.now
 
     # Events
 
@@ -264,7 +270,7 @@ class SimulatedAgent:
         group, name, use = self._over(action.client, action.request)
         seat = self._seats.get(group)
         if seat is not None:
-            seat.failed.setdefault((name, use), (seat.generation, action.error))
+            seat.failed.setdefault((name, use), (seat.generation, action.error, self.process.agenda.now))
         self._note("fails", action)
         self._answer(action.client, action.request, action.error)
 
@@ -324,7 +330,7 @@ class SimulatedAgent:
             return
         match event:
             case engine_events.GroupForgotten():
-                known.forgotten = True
+                known.gone_at = known.gone_at if known.gone_at is not None else now
             case engine_events.NodeDeparted(node=node):
                 known.departed.add(node)
             case engine_events.Freeze():
@@ -354,13 +360,14 @@ class SimulatedAgent:
             self._incarnations[verdict.node] = verdict.incarnation
         elif isinstance(verdict, membership_events.PeerDown) and verdict.proven:
             plane = self._watch.wire.hosts[verdict.node].agent
-            if plane is not None and plane.incarnation == self._incarnations.get(verdict.node) and not plane.closing:
+            same = plane is not None and plane.incarnation == self._incarnations.get(verdict.node)
+            if plane is not None and same and not plane.closing and not self.plane.closing:
                 self._history.violated("proof", f"{self.node} says of {verdict.node}, which lives: {verdict}")
 
 
 def make_membership(node: str, incarnation: int, tile: int, draw: Callable[[], int], timing: Timing) -> Membership:
     """Return the memberships of an agent."""
-    return Membership(node, incarnation, tile, draw)
+    return Membership(node, incarnation, tile, draw, timing)
 
 
 class _Timer:

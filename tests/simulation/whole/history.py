@@ -51,7 +51,7 @@ class Seat:
     """What one start of an agent was told of one formed group. It is a member until it is ``cut_off``.
 
     ``installed``: by generation that ended, the change and when. ``delivered`` and ``failed``: by operation (name,
-    use), the generation in which it ended here. ``departed``: members that it was told to count no more.
+    use), the generation in which it ended here and when. ``departed``: members that it was told to count no more.
     """
 
     node: str
@@ -63,7 +63,7 @@ class Seat:
     members: tuple[Member, ...]
     installed: dict[int, tuple[Change, float]] = field(default_factory=dict)
     delivered: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
-    failed: dict[tuple[str, int], tuple[int, AllReducedError]] = field(default_factory=dict)
+    failed: dict[tuple[str, int], tuple[int, AllReducedError, float]] = field(default_factory=dict)
     departed: set[str] = field(default_factory=set)
     ended: bool = False
     """A change ended the group."""
@@ -72,7 +72,8 @@ class Seat:
     """When it was told that the group is over for it alone, or learned of a change without it."""
     learned: tuple[Change, float] | None = None
     """A change that does not include it."""
-    forgotten: bool = False
+    gone_at: float | None = None
+    """When it ended: all its clients left the group, or its agent said goodbye or was killed."""
 
     @property
     def group(self) -> int:

@@ -118,11 +118,13 @@ def _check_values(world: World) -> None:
 def _check_changes(world: World) -> None:
     """All that learn of the end of a generation learn the same."""
     for (group, generation), learned in world.history.changes.items():
-        first = learned[0]
-        for seat, change, _ in learned[1:]:
-            if change != first[1]:
-                what = f"{group}, end of generation {generation}: {first[0].node} {first[1]} but {seat.node} {change}"
-                world.history.violated("agreement", what, group)
+        for at, (seat, change, when) in enumerate(learned):
+            for earlier, other, _ in learned[:at]:
+                # Who left, or died, took its decision with it.
+                if change != other and (earlier.gone_at is None or earlier.gone_at > when):
+                    what = f"end of generation {generation}: {earlier.node} {other} but {seat.node} {change}"
+                    world.history.violated("agreement", what, group)
+                    return
 
 
 def _check_outcomes(world: World) -> None:
@@ -151,9 +153,11 @@ def _check_outcomes(world: World) -> None:
 def _together(good: Seat, bad: Seat, key: tuple[str, int]) -> bool:
     """Tell whether two members went on together after one of them ended the operation."""
     generation = min(good.delivered[key][0], bad.failed[key][0])
-    if any(end >= generation and end in bad.installed for end in good.installed):
-        return True
-    return all(seat.cut_off is None and seat.agent.alive for seat in (good, bad))
+    for end, (change, _) in good.installed.items():
+        if end >= generation and end in bad.installed and bad.installed[end][0] == change:
+            return True
+    ended = max(good.delivered[key][1], bad.failed[key][2])
+    return all(seat.cut_off is None and (seat.gone_at is None or seat.gone_at > ended) for seat in (good, bad))
 
 
 def _own(error: AllReducedError) -> bool:
@@ -189,7 +193,7 @@ def _check_diverged(world: World) -> None:
                     "3 diverged", f"{_call(world, request)} gives a result after {seat.node} diverged in {lost}"
                 )
             elif request.submitted > at and not (isinstance(answer, GroupChanged) and answer.diverged):
-                history.violated("3 diverged", f"{_call(world, request)} does not say that {lost} diverged: {answer}")
+                history.violated("3 diverged", f"{_call(world, request)} does not say that {lost} diverged: {answer!r}")
 
 
 def _check_after(world: World) -> None:
@@ -204,7 +208,7 @@ def _check_after(world: World) -> None:
             for name, error in client.refusals
             if name == "after"
         ]
-        errors = [f"{request.rank}: {request.error!s}" for request in requests if not request.has_result]
+        errors = [f"{request.rank}: {request.error!r}" for request in requests if not request.has_result]
         history.violated("6 works after", f"{missing} of {len(world.clients)} ranks got nothing {errors} {refused}")
 
 

@@ -218,7 +218,7 @@ class Wire:
             if not host.powered:
                 return
             agent = host.agent
-            if agent is None or not agent.process.alive:
+            if agent is None or agent.closing:
                 self.carry(target, source, partial(owner.process.come, "dial", refused))
                 return
             # The machine accepts; the agent answers when it runs.

@@ -201,6 +201,7 @@ class World:
         agent = self.agents.pop(name, None)
         if agent is None:
             return
+        agent.gone()
         agent.process.kill()
         host = self.wire.hosts[name]
         host.powered = not silent

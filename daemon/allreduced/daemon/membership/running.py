@@ -276,7 +276,11 @@ class Running:
         instance.gaps = {place for place in range(len(places)) if self._scene.standing(instance, place) is Standing.CUT}
         if change.ended:
             instance.losses = change.losses
+            # No further change will tell of these, and nobody may wait for what they would need.
+            late = tuple(rank for loss in instance.lost for rank in loss.ranks)
             instance.lost = []
+            if late:
+                self._own_ranks_left(instance, late)
             if instance.state is State.RUNNING:
                 instance.state = State.BROKEN
                 self._end(instance, error_of(change.losses))
