@@ -134,6 +134,11 @@ class SimulatedAgent:
         }
 
     @property
+    def calls(self) -> list[tuple[int, str, int]]:
+        """Operations that have not ended for a client: group, name, use."""
+        return list(self._submitted.values())
+
+    @property
     def idle(self) -> bool:
         """True where nothing is under way and no memory is used."""
         if any(self.workshop.busy) or self._submitted:

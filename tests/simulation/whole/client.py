@@ -169,7 +169,8 @@ class SimulatedClient:
         now = self.process.agenda.now
         lost = AgentUnavailable("this node's agent went away")
         for request, joined, _ in self._requests.values():
-            request.answers.append((now, lost))
+            if not request.answers:  # else it is on its way
+                request.answers.append((now, lost))
             joined.open -= 1
         again = [(joined.name, joined.rank, joined.started.size) for joined in self.groups.values() if not joined.left]
         again += self.joining.values()

@@ -116,7 +116,7 @@ class History:
             for time, who, what, about in self.log
             if not group or who == "fault" or what == "liveness" or group in f"{about}{what}"
         ]
-        return [line.replace(group, "GROUP") if group else line for line in told[-last:]]
+        return [line.replace(group, "GROUP") if group else line for line in told[len(told) - last :]]
 
 
 def _short(about: object) -> str:

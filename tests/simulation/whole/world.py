@@ -174,8 +174,9 @@ class World:
             number: (group["error"], group["operations"], group["ending"]) for number, group in engine["groups"].items()
         }
         return (
-            f"{agent.node}: receives, sends, jobs {agent.workshop.busy}, memory {engine['memory']}, leases"
-            f" {engine['leases']}, groups {groups}, memberships {memberships.groups} {memberships.gatherings}"
+            f"{agent.node}: calls {agent.calls}, receives, sends, jobs {agent.workshop.busy}, memory"
+            f" {engine['memory']}, leases {engine['leases']}, groups {groups}, memberships {memberships.groups}"
+            f" {memberships.gatherings}"
         )
 
     # Who is there
