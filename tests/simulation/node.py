@@ -22,6 +22,8 @@ from allreduced.daemon.engine.actions import (
     Deliver,
     DestroyArena,
     Fail,
+    Frozen,
+    GiveUp,
     PostReceive,
     Reduce,
     Send,
@@ -34,6 +36,7 @@ from allreduced.daemon.engine.events import (
     ArenaReady,
     Event,
     FrameArrived,
+    GroupBroken,
     ReceiveCancelled,
     Received,
     Reduced,
@@ -118,6 +121,8 @@ class SimulatedNode:
             Deliver: self._deliver,
             Fail: self._fail,
             SetTimer: self._set_timer,
+            Frozen: lambda action: None,
+            GiveUp: lambda action: self.later(0.0, GroupBroken(action.group, action.error)),
         }
 
     def tell(self, event: Event) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.simulation.cluster import fingerprint
 
 from allreduced.core.dtypes import DType
@@ -174,7 +176,8 @@ def test_nothing_starts_while_calls_differ() -> None:
 def test_a_peer_that_speaks_for_ranks_of_others_ends_the_operation() -> None:
     bench = Bench(("a", (0,)), ("b", (1,)))
     bench.submit(0)
-    [error] = errors(bench.frame(Differs(GROUP, 1, "x", 0, (Call(fingerprint(), (0,)),))))
+    [word] = frames(bench.frame(Differs(GROUP, 1, "x", 0, (Call(fingerprint(), (0,)),))))
+    [error] = errors(bench.frame(word))
     assert isinstance(error, ProtocolError)
 
 
@@ -347,7 +350,9 @@ def test_a_deadline_with_everybody_there_names_the_node() -> None:
     bench.submit(0, deadline=5.0)
     bench.frame(Queued(GROUP, 1, "x", 0, ()))
     bench.now = 105.0
-    (error,) = errors(bench.do(TimePassed()))
+    (word,) = frames(bench.do(TimePassed()))
+    assert isinstance(word, Abort)
+    (error,) = errors(bench.frame(replace(word, final=True)))
     assert isinstance(error, DeadlineExceeded)
     assert error.missing == ()
     assert "all ranks called it, but node 'b' did not deliver" in error.message

@@ -22,6 +22,7 @@ from allreduced.daemon.engine.plan import Plan
 from allreduced.daemon.engine.program import program_for
 from allreduced.daemon.engine.region import Region
 from allreduced.daemon.engine.solo import Solo
+from allreduced.daemon.engine.verdict import LastWords
 from allreduced.daemon.engine.waiting import Waiting
 from allreduced.protocol.peer import Queued, Ready, Withdraw, Withdrawn
 
@@ -31,10 +32,13 @@ _NOWHERE = Region(-1, 0, 0)
 class Admission:
     """The queue for memory, and the READY protocol."""
 
-    def __init__(self, context: Context, memory: Memory, ending: Ending, groups: dict[int, Group]) -> None:
+    def __init__(
+        self, context: Context, memory: Memory, ending: Ending, words: LastWords, groups: dict[int, Group]
+    ) -> None:
         self._context = context
         self._memory = memory
         self._ending = ending
+        self._words = words
         self._groups = groups
         self._waiting = Waiting()
         self._mapping: dict[int, list[Operation]] = {}
@@ -55,7 +59,7 @@ class Admission:
         result, scratch = self._needs(execution)
         if not self._memory.can_ever_fit(result, scratch):
             error = wording.too_large(operation, result + scratch, self._context.node)
-            self._ending.fail(operation, error)
+            self._words.fail(operation, error)
             return
         operation.state = State.QUEUED
         self._waiting.enter(operation)
@@ -108,7 +112,7 @@ class Admission:
         """Answer a peer that wants its READY back."""
         view = operation.peers[peer]
         held = view.ready
-        if operation.state in (State.RUNNING, State.DELIVERED):
+        if operation.state in (State.RUNNING, State.BROKEN, State.DELIVERED):
             self.answer(operation.group, peer, frame, accepted=False)
         elif held is not None and held.attempt == frame.attempt:
             view.ready = None
@@ -124,7 +128,7 @@ class Admission:
 
     def withdrawn_came(self, operation: Operation, peer: int, frame: Withdrawn) -> None:
         """Take a peer's answer to Withdraw; after the last one free the memory, or be READY again."""
-        view = operation.peers[peer]
+        view, group = operation.peers[peer], operation.group
         if operation.state is not State.WITHDRAWING or not view.waiting or view.told_attempt != frame.attempt:
             self._context.counters["frames_ignored"] += 1
             return
@@ -132,17 +136,22 @@ class Admission:
         view.refused = not frame.accepted
         if any(other.waiting for other in operation.peers):
             return
+        verdict = operation.verdict
         if any(other.refused for other in operation.peers):
             operation.state = State.READY
             operation.pinned = True
             self._context.freed = True  # somebody else may have to make room
             operation.attempt += 1
-            for node, member in operation.group.others:
+            for node, member in group.others:
                 if not operation.peers[member].refused:
                     self._send_ready(operation, node, member)
             self.ready_came(operation)
             return
         operation.state = State.RELEASING
+        if verdict is not None and not verdict.kept and group.mine in verdict.words:
+            # Nobody can have a result any more, so what it said becomes final.
+            self._words.fail(operation, verdict.words[group.mine], final=True)
+            return
         self._ending.cancel_receives(operation)
         self.released(operation)
 
@@ -273,7 +282,7 @@ class Admission:
                 try:
                     execution.accept(member, ready.grants, pump=False)
                 except PeerFault as fault:
-                    self._ending.fail(operation, wording.bad_frame(operation, node, str(fault)))
+                    self._words.fail(operation, wording.bad_frame(operation, node, str(fault)), broken=True)
                     return
         execution.start()
         if execution.final and operation.source_readers == 0:
@@ -320,6 +329,7 @@ class Admission:
                     (operation.state is State.READY or operation.state is State.MAPPING)
                     and (operation.execution is not None or not only_with_memory)
                     and not operation.pinned
+                    and operation.verdict is None
                     and (last is None or operation.order() > last.order())
                 ):
                     last = operation

@@ -25,8 +25,8 @@ class Ending:
         self._memory = memory
         self._leases = leases
 
-    def fail(self, operation: Operation, error: AllReducedError, *, tell: bool = True) -> None:
-        """End the operation with ``error`` on this node, and (``tell``) on the others. Happens once per operation."""
+    def end(self, operation: Operation, error: AllReducedError, *, tell: bool) -> None:
+        """End the operation with ``error`` on this node, and (``tell``) on all others. Happens once per operation."""
         if operation.state in ENDED:
             return
         group, context = operation.group, self._context
@@ -41,6 +41,8 @@ class Ending:
         }
         if waiting and group.error is None:
             group.outcomes[operation.key] = Outcome(error, waiting)
+        if operation.peers:
+            group.failed(operation.key, context.now, error)
         operation.state = State.FAILED
         operation.error = error
         self._move_to_ending(operation)
@@ -48,6 +50,8 @@ class Ending:
         for number, sending in operation.sendings.items():
             node = group.members[sending.row.peer].node
             context.out.append(CancelSend(number, node))
+        if operation.serial:
+            group.keeper.forget(operation)
         context.counters["failed"] += 1
         self.settle(operation)
 
@@ -62,12 +66,17 @@ class Ending:
     def deliver(self, operation: Operation) -> None:
         """Give every local rank the result. Every tile is final and no input is read any more.
 
-        Where others have a part in it, it waits until a quorum was heard recently.
+        Where others have a part in it, it waits until a quorum was heard recently; and nothing is delivered here while
+        members agree on how it ends, or on the end of the generation: that decides.
         """
         context = self._context
-        if operation.peers and not is_fresh(context, operation.group):
-            context.stale[operation] = None
-            return
+        if operation.peers:
+            verdict = operation.verdict
+            if operation.group.frozen or (verdict is not None and not verdict.kept):
+                return
+            if not is_fresh(context, operation.group):
+                context.stale[operation] = None
+                return
         execution = operation.execution
         region, holder = None, None
         if execution is not None and execution.nbytes:
@@ -128,16 +137,9 @@ class Ending:
         if operation.serial:
             operation.group.keeper.forget(operation)
 
-    def abandon(self, operation: Operation, error: AllReducedError) -> None:
-        """Send nothing more of a delivered operation that has ended otherwise at a peer."""
-        operation.error = error
-        operation.unconfirmed = 0
-        self.settle(operation)
-
     def _still_sends(self, operation: Operation) -> bool:
         execution = operation.execution
-        over = operation.error is not None or operation.group.error is not None
-        return execution is not None and not execution.complete and not over
+        return execution is not None and not execution.complete and operation.group.error is None
 
     def release(self, operation: Operation) -> None:
         """Give the memory of the operation back (a delivered result when its leases are)."""

@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 
 from allreduced.core.errors import AllReducedError, LimitExceeded
 from allreduced.daemon.engine import wording
-from allreduced.daemon.engine.actions import Action, Fail
+from allreduced.daemon.engine.actions import Action, Fail, GiveUp
 from allreduced.daemon.engine.admission import Admission
 from allreduced.daemon.engine.context import Context
+from allreduced.daemon.engine.disputes import Disputes
 from allreduced.daemon.engine.early import EarlyFrames
 from allreduced.daemon.engine.ending import Ending
 from allreduced.daemon.engine.events import (
@@ -45,9 +46,10 @@ from allreduced.daemon.engine.leases import Leases
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.matching import Matching
 from allreduced.daemon.engine.memory import Memory
-from allreduced.daemon.engine.operation import Operation, State
+from allreduced.daemon.engine.operation import STARTED, Operation, State
 from allreduced.daemon.engine.snapshot import Snapshot, take_snapshot
 from allreduced.daemon.engine.timers import Timed, Timers
+from allreduced.daemon.engine.verdict import LastWords
 
 _Handler: TypeAlias = "Callable[[Any], None]"
 _PAST_GROUPS = 1024
@@ -71,8 +73,10 @@ class Engine:
         self._memory = Memory(self._context)
         self._leases = Leases(self._context, self._memory)
         self._ending = Ending(self._context, self._memory, self._leases)
-        self._admission = Admission(self._context, self._memory, self._ending, self._groups)
-        self._matching = Matching(self._context, self._admission, self._ending, self._timers)
+        words = self._words = LastWords(self._context, self._ending, self._timers)
+        self._admission = Admission(self._context, self._memory, self._ending, words, self._groups)
+        disputes = Disputes(self._context, words, self._timers)
+        self._matching = Matching(self._context, self._admission, self._ending, words, disputes, self._timers)
         self._handlers: Mapping[type, _Handler] = {
             GroupStarted: self._group_started,
             GroupBroken: self._group_broken,
@@ -150,14 +154,14 @@ class Engine:
     def _group_broken(self, event: GroupBroken) -> None:
         group = self._groups.get(event.group)
         if group is not None and group.error is None:
-            self._break(group, event.error, tell=False)
+            self._break(group, event.error)
 
-    def _break(self, group: Group, error: AllReducedError, *, tell: bool) -> None:
+    def _break(self, group: Group, error: AllReducedError) -> None:
         group.error = error
         group.outcomes.clear()
         self._matching.stop_forgetting(group)
         for operation in list(group.operations.values()):
-            self._ending.fail(operation, error, tell=tell)
+            self._ending.end(operation, error, tell=False)
         for operation in list(group.ending.values()):
             operation.unconfirmed = 0
             self._ending.settle(operation)
@@ -255,7 +259,8 @@ class Engine:
                 posting.left -= event.nbytes
             if posting.left == 0:
                 del self._context.receives[posting.number], operation.postings[posting.number]
-            self._ending.fail(operation, wording.bad_frame(operation, group.members[peer].node, str(fault)))
+            error = wording.bad_frame(operation, group.members[peer].node, str(fault))
+            self._words.fail(operation, error, broken=True)
             return
         if operation.state is State.RUNNING:
             execution.resume(posting.row.block)
@@ -283,7 +288,7 @@ class Engine:
         del operation.sendings[event.send]
         operation.outstanding -= 1
         operation.source_readers -= sending.of_source
-        if isinstance(operation.execution, Execution) and operation.state is not State.FAILED:
+        if isinstance(operation.execution, Execution) and operation.state in STARTED:
             operation.execution.sent(sending)
         if operation.state is State.RUNNING:
             self._deliver_if_done(operation)
@@ -318,7 +323,7 @@ class Engine:
             if wait:
                 self._admission.again(operation)
             else:
-                self._ending.fail(operation, event.error)
+                self._words.fail(operation, event.error)
         self._memory.arena_failed(event.buffer)
 
     def _room_made(self, event: RoomMade) -> None:
@@ -335,5 +340,6 @@ class Engine:
             elif isinstance(due, Forgetting):
                 error = self._matching.round_overdue(due)
                 if error is not None and due.group.error is None:
-                    self._break(due.group, error, tell=True)
+                    self._context.out.append(GiveUp(due.group.number, error))
+                    self._break(due.group, error)
         self._timers.arm()

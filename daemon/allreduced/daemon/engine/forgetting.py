@@ -130,13 +130,16 @@ class Forgetting:
         if len(answers) + 1 < len(group.members):
             return False
         kept = {place for refused in answers.values() for place in refused}
-        dropped = 0
+        dropped = set[str]()
         for place, name in enumerate(proposal.names):
             if place in kept:
                 self._postpone(name)
             elif group.uses.pop(name, None) is not None:
-                dropped += 1
-        self._context.counters["names_forgotten"] += dropped
+                dropped.add(name)
+        for name, use in list(group.failures):
+            if name in dropped:
+                del group.failures[name, use]
+        self._context.counters["names_forgotten"] += len(dropped)
         del self._proposals[number], self._answers[number]
         self.frozen.clear()
         self._round += 1

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from allreduced.daemon.engine.plan import Plan
 
 
+FAILURES = 1024
+"""Failed operations of a group that are remembered, a count."""
+
+
 class Outcome:
     """How an ended operation ended, for the local ranks that come late. Goes when the last of them had it."""
 
@@ -33,9 +37,11 @@ class Group:
         "departed",
         "ending",
         "error",
+        "failures",
         "forgetting",
         "forgotten",
         "fresh_until",
+        "frozen",
         "generation",
         "gone",
         "keeper",
@@ -90,6 +96,10 @@ class Group:
         self.operations: dict[tuple[str, int], Operation] = {}
         self.ending: dict[tuple[str, int], Operation] = {}
         """Ended operations whose memory is still in use."""
+        self.failures: dict[tuple[str, int], tuple[float, AllReducedError]] = {}
+        """When and how operations failed, the last ones: others may not know. Only where there are others."""
+        self.frozen = False
+        """The members agree on the end of this generation: nothing is delivered, and nothing fails, until they have."""
         self.outcomes: dict[tuple[str, int], Outcome] = {}
         self.gone: set[int] = set()
         """Clients of this group whose connection ended: they can hold no leases any more."""
@@ -119,6 +129,14 @@ class Group:
         """Return whether every local rank submitted this use already (and the operation is not in flight any more)."""
         uses = self.uses.get(name)
         return uses is not None and use < min(uses)
+
+    def failed(self, key: tuple[str, int], now: float, error: AllReducedError) -> None:
+        """Take note that an operation failed."""
+        failures = self.failures
+        failures.pop(key, None)
+        failures[key] = (now, error)
+        if len(failures) > FAILURES:
+            del failures[next(iter(failures))]
 
     def ranks_of(self, node: str) -> tuple[int, ...]:
         """Return the ranks of another member."""

@@ -37,6 +37,8 @@ class State(enum.Enum):
     RELEASING = "releasing"
     """READY was taken back; posted receives are being cancelled."""
     RUNNING = "running"
+    BROKEN = "broken"
+    """What a peer sent spoiled it; the others have not said how it ended there."""
     DELIVERED = "delivered"
     """Local ranks have their result; sends to peers go on."""
     FAILED = "failed"
@@ -45,6 +47,21 @@ class State(enum.Enum):
 
 STARTED = (State.RUNNING, State.DELIVERED)
 ENDED = (State.DELIVERED, State.FAILED)
+
+
+class Verdict:
+    """What members said about an operation that one of them wants to fail.
+
+    While there is one and nobody has ``kept`` the result, it is not delivered.
+    """
+
+    __slots__ = ("kept", "words")
+
+    def __init__(self) -> None:
+        self.kept = False
+        """A member has delivered it."""
+        self.words: dict[int, AllReducedError] = {}
+        """By member, this one included: the error with which it wants to fail it."""
 
 
 class PeerView:
@@ -101,6 +118,7 @@ class Operation:
         "attempt",
         "deadline",
         "disputed",
+        "doomed",
         "error",
         "execution",
         "fingerprint",
@@ -130,6 +148,7 @@ class Operation:
         "unconfirmed",
         "unready",
         "use",
+        "verdict",
         "wake",
     )
 
@@ -187,6 +206,16 @@ class Operation:
         """This member's count of the operations that it was ready for, 0 where it was not."""
         self.unconfirmed = 0
         """A bit for each other member that is not known to have the result; set with the serial."""
+
+        self.verdict: Verdict | None = None
+        self.doomed: AllReducedError | None = None
+        """Why it is to fail as soon as the members have agreed on the end of the generation."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is here and no input is read any more."""
+        execution = self.execution
+        return self.state is State.RUNNING and (execution is None or (execution.final and self.source_readers == 0))
 
     @property
     def key(self) -> tuple[str, int]:

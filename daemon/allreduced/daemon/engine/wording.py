@@ -13,6 +13,7 @@ from allreduced.core.errors import (
     InvalidArgument,
     LimitExceeded,
     MismatchError,
+    PeerLost,
     ProtocolError,
     RankLost,
     from_wire,
@@ -91,6 +92,21 @@ def deadline(operation: Operation, waited: float, late_nodes: Sequence[str]) -> 
     return DeadlineExceeded(
         f"{start}: all ranks called it, but this node has not finished its own part",
         hint="look at the load of this node, or give the operation a longer deadline",
+    )
+
+
+def cut_off(operation: Operation, node: str, error: AllReducedError | None) -> AllReducedError:
+    """Return the error of a member that leaves its group, because it cannot end an operation as the others do.
+
+    ``error``: with which it wanted to fail it.
+    """
+    why = f" (it was to fail: {error.message})" if error is not None else ""
+    return PeerLost(
+        f"{operation.group.label}: node {node!r} left the group, for it did not learn in time how {operation.label} "
+        f"ended on the others{why}",
+        nodes=[node],
+        ranks=operation.group.ranks,
+        hint="look at the network between the nodes and at the load of this one, then form the group anew",
     )
 
 
