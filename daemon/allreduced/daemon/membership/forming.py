@@ -351,7 +351,7 @@ class Forming:
         if instance is not None:
             self._dissolve(instance, from_wire(frame.error), source=node)
             self._settle(instance.form.key)
-        elif not self._dissolved.holds(frame.group):
+        elif self._dissolved.get(frame.group) is None:
             self._early_broken.add(frame.group, node)
 
     def went_on_without(self, group: int, error: AllReducedError) -> None:

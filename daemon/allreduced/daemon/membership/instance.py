@@ -65,6 +65,8 @@ class Instance:
     give_up_at: float | None = None
     committed: Committed | None = None
     """The last change, for members that may have missed it."""
+    former: dict[str, int] = field(default_factory=dict)
+    """Nodes, with their incarnations, that changes left out; they may not know it."""
     losses: tuple[Loss, ...] = ()
     """All losses, once the group has ended for them."""
 

@@ -32,6 +32,6 @@ class Recent(Generic[T]):
         """Take the entry out, if it is there."""
         return self._entries.pop(number, None)
 
-    def holds(self, number: int) -> bool:
-        """Tell whether the entry is there."""
-        return number in self._entries
+    def get(self, number: int) -> T | None:
+        """Return the entry, if it is there."""
+        return self._entries.get(number)

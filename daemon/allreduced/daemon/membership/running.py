@@ -18,10 +18,12 @@ from allreduced.daemon.membership.actions import SendFrame, TellClients, TellEng
 from allreduced.daemon.membership.change import Agreement, Hopeless, Outcome
 from allreduced.daemon.membership.gathering import Claim
 from allreduced.daemon.membership.instance import Instance, State
+from allreduced.daemon.membership.recent import Recent
 from allreduced.daemon.membership.scene import Scene, Standing
 from allreduced.protocol.peer import Change, ChangeFrame, Committed, Left, Loss, Prepare, Trouble
 
 _CHANGING = (State.RUNNING, State.BROKEN)
+_PAST = 64
 
 
 class Running:
@@ -29,6 +31,8 @@ class Running:
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
+        # The last change of groups that are forgotten here, for members that do not know it.
+        self._past: Recent[Committed] = Recent(_PAST)
 
     # Clients
 
@@ -75,6 +79,9 @@ class Running:
 
     def peer_up(self, node: str, incarnation: int, now: float) -> None:
         """Go on with a member that can be reached again: tell it what it may have missed."""
+        for instance in self._scene.instances.values():
+            if instance.former.get(node) == incarnation and instance.committed is not None:
+                self._scene.out.append(SendFrame(node, instance.committed))
         for instance in self._members_instances(node):
             place = instance.place_of(node)
             if instance.members[place].incarnation != incarnation:
@@ -158,7 +165,11 @@ class Running:
         """Take a frame about a change of a formed group."""
         instance = self._scene.instances[frame.group]
         place = instance.place_of(node)
-        if place in (-1, instance.mine) or instance.members[place].incarnation != self._scene.peers.get(node):
+        incarnation = self._scene.peers.get(node)
+        if instance.former.get(node) == incarnation and place < 0:
+            if isinstance(frame, Prepare) and instance.committed is not None:
+                self._scene.out.append(SendFrame(node, instance.committed))
+        elif place in (-1, instance.mine) or instance.members[place].incarnation != incarnation:
             self._scene.ignored += 1
         elif place in instance.departed:
             pass  # its last words do not count, or two quorums could decide: see docs/failure.md
@@ -265,6 +276,9 @@ class Running:
     def _next_generation(self, instance: Instance, change: Change, mine: int) -> None:
         places = {member.node: place for place, member in enumerate(change.members)}
         told = {rank for loss in change.losses for rank in loss.ranks}
+        instance.former.update(
+            (member.node, member.incarnation) for member in instance.members if member.node not in places
+        )
         instance.generation, instance.members, instance.mine = change.generation, change.members, mine
         for known in (instance.departed, instance.silent):
             still = {places[loss.node]: loss for loss in known.values() if loss.node in places}
@@ -321,6 +335,9 @@ class Running:
 
     def refuse(self, node: str, frame: Prepare) -> None:
         """Answer a proposer that takes this node for a member of a group that it does not have (any more)."""
+        past = self._past.get(frame.group)
+        if past is not None:
+            self._scene.out.append(SendFrame(node, past))
         error = brief(wording.not_in_group(self._scene.node))
         loss = Loss(self._scene.node, (), whole=True, proven=True, error=error)
         self._scene.out.append(SendFrame(node, Trouble(frame.group, frame.generation, (loss,))))
@@ -369,6 +386,8 @@ class Running:
         if instance.state is not State.CUT_OFF and self._needed(instance):
             return
         del self._scene.instances[instance.group]
+        if instance.committed is not None:
+            self._past.add(instance.group, instance.committed)
         self._scene.out.append(TellEngine(GroupForgotten(instance.group)))
 
     def _needed(self, instance: Instance) -> bool:
