@@ -43,6 +43,7 @@ _NOTED = (
     engine_events.Changed,
 )
 _GRANTING = (peer.Ready, peer.MoreGrants, peer.Fetch)
+_OF_CHANGES = (peer.Trouble, peer.Prepare, peer.Promise, peer.Accept, peer.Accepted, peer.Committed)
 _OF_MEMBERSHIPS = (
     peer.Announce,
     peer.Retract,
@@ -50,12 +51,7 @@ _OF_MEMBERSHIPS = (
     peer.Form,
     peer.Broken,
     peer.Left,
-    peer.Trouble,
-    peer.Prepare,
-    peer.Promise,
-    peer.Accept,
-    peer.Accepted,
-    peer.Committed,
+    *_OF_CHANGES,
 )
 
 
@@ -220,6 +216,18 @@ class SimulatedAgent:
         else:
             self.engine_event(engine_events.FrameArrived(node, frame))  # type: ignore[arg-type]
 
+    def echo(self, node: str, frame: peer.Frame) -> None:
+        """Take a frame once more that came over a link before the present one.
+
+        Only frames of a generation that is over, and those that change generations: no transport gives any others.
+        """
+        seat = self._seats.get(getattr(frame, "group", 0))
+        if seat is None:
+            return
+        if isinstance(frame, _OF_CHANGES) or getattr(frame, "generation", 0) < seat.generation:
+            self._history.counts["echoes"] += 1
+            self.frame(node, frame)
+
     def data(self, end: End, token: bytes, offset: int, data: bytes, tag: int) -> None:
         """Take a piece of data."""
         self.workshop.land(end, token, offset, data, tag)
@@ -274,7 +282,7 @@ class SimulatedAgent:
     def _fail(self, action: engine_actions.Fail) -> None:
         group, name, use = self._over(action.client, action.request)
         seat = self._seats.get(group)
-        if seat is not None:
+        if seat is not None and action.client in self.attached:
             seat.failed.setdefault((name, use), (seat.generation, action.error, self.process.agenda.now))
         self._note("fails", action)
         self._answer(action.client, action.request, action.error)

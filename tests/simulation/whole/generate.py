@@ -46,6 +46,7 @@ def generate(seed: int) -> Scenario:
         sizes=_sizes(rng),
         blind=_blind(rng, sorted(names)),
         reforms=rng.choice((0, 0, 1, 2)),
+        echoes=rng.random() < 0.5,
         heal_at=min(max(longest, 0.05), 3.5 * TIMEOUT) + 0.05,
     )
 

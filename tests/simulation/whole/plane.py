@@ -6,6 +6,7 @@ What ``daemon/peers.py`` does with tasks and sockets, without both. The detector
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,9 @@ class Sink(Protocol):
 
     def frame(self, node: str, frame: Frame) -> None:
         """Take a frame for the pure parts."""
+
+    def echo(self, node: str, frame: Frame) -> None:
+        """Take a frame once more that came over a link before."""
 
     def data(self, end: End, token: bytes, offset: int, data: bytes, tag: int) -> None:
         """Take a piece of data."""
@@ -74,6 +78,9 @@ class Plane:
         self._targets: dict[str, _Dialling] = {}
         self._look_at: float | None = None
         self.closing = False
+        self.echoes = False
+        """Frames of a link that was reset come once more over the next one."""
+        self._recent: dict[tuple[str, int], deque[Frame]] = {}
 
     def start(self, targets: Iterable[str]) -> None:
         """Dial these from now on."""
@@ -140,6 +147,8 @@ class Plane:
             case PeerTable():
                 pass
             case _:
+                if self.echoes:
+                    self._recent.setdefault((end.node, end.incarnation), deque(maxlen=16)).append(frame)
                 self._sink.frame(end.node, frame)
 
     def data_came(self, end: End, token: bytes, offset: int, data: bytes, tag: int) -> None:
@@ -172,7 +181,16 @@ class Plane:
         link.sent = now
         link.end.send(PeerTable(()))
         self._verdicts(self.liveness.link_up(node, link.end.incarnation, now))
+        for frame in self._recent.pop((node, link.end.incarnation), ()):
+            if self._rng.random() < 0.5:
+                wait = self._rng.random() ** 3 * self._timing.failure_timeout
+                self.process.after(wait, "echo", partial(self._echo, link.end, frame))
         self._arm()
+
+    def _echo(self, end: End, frame: Frame) -> None:
+        link = self._up.get(end.node)
+        if link is not None and link.end.incarnation == end.incarnation:
+            self._sink.echo(end.node, frame)
 
     def _refuse(self, link: _Link) -> None:
         self._links.pop(link.end, None)

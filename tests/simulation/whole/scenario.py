@@ -106,7 +106,8 @@ class Scenario:
     """A run. ``processes``: how many client processes each node has. ``seed`` decides about every delay.
 
     ``blind``: pairs (a, b) of nodes where ``a`` does not know where ``b`` listens. ``reforms``: how often a process
-    forms its groups anew. ``heal_at``: when all faults are over.
+    forms its groups anew. ``echoes``: after a link was reset, frames of the old one come once more over the new one.
+    ``heal_at``: when all faults are over.
     """
 
     seed: int
@@ -118,6 +119,7 @@ class Scenario:
     sizes: Sizes = field(default_factory=Sizes)
     blind: tuple[tuple[str, str], ...] = ()
     reforms: int = 0
+    echoes: bool = False
     heal_at: float = 0.0
 
     def describe(self) -> str:

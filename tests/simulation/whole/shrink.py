@@ -61,7 +61,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     for name, count in scenario.processes.items():
         if count > 1 and (name, count - 1) not in used:
             yield replace(scenario, processes={**scenario.processes, name: count - 1})
-    plain = {"reforms": 0, "blind": (), "sizes": Sizes()}
+    plain = {"reforms": 0, "echoes": False, "blind": (), "sizes": Sizes()}
     for field, value in plain.items():
         if getattr(scenario, field) != value:
             yield replace(scenario, **{field: value})  # type: ignore[arg-type]

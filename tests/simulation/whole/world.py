@@ -194,6 +194,7 @@ class World:
         host.agent = agent.plane
         self.agents[name] = agent
         self.history.note(self.agenda.now, name, f"agent starts, incarnation {incarnation}")
+        agent.plane.echoes = self.scenario.echoes
         agent.plane.start(
             other for other in self.wire.hosts if other != name and (name, other) not in self.scenario.blind
         )

@@ -307,9 +307,12 @@ class Running:
     def give_up(self, group: int, error: AllReducedError) -> None:
         """Leave a group whose agreement this node's engine cannot keep; or tell the clients a better error."""
         instance = self._scene.instances.get(group)
-        if instance is None or instance.state is State.PROPOSED:
-            return
-        if instance.state is State.CUT_OFF:
+        if instance is None:
+            # All its clients left; only the engine still had something to settle with members that are gone.
+            self._scene.out.append(TellEngine(GroupBroken(group, error)))
+        elif instance.state is State.PROPOSED:
+            pass  # the engine does not know it
+        elif instance.state is State.CUT_OFF:
             self._end(instance, error)
         else:
             self._cut_off(instance, error)
