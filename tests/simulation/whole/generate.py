@@ -156,7 +156,10 @@ def _fault(rng: random.Random, kind: str, names: list[str], processes: dict[str,
     if frame and rng.random() < 0.6:
         one, other = rng.choice((("@sender", "@target"), ("@target", "@sender")))
     if kind in ("part", "oneway"):
-        side = (one,) if one.startswith("@") else tuple(sorted(rng.sample(names, rng.randint(1, len(names) - 1))))
+        if one.startswith("@") or rng.random() < 0.2:
+            only = other if rng.random() < 0.4 else ""
+            return Fault(kind, at, frame, count, delay, other=only, side=(one,), seconds=seconds)
+        side = tuple(sorted(rng.sample(names, rng.randint(1, len(names) - 1))))
         return Fault(kind, at, frame, count, delay, side=side, seconds=seconds)
     if kind == "cut":
         return Fault(kind, at, frame, count, delay, one, other)

@@ -61,8 +61,8 @@ class Fault:
     - ``pause``: the agent is stopped (SIGSTOP)
     - ``drain``: the agent stops in order, and is started anew
     - ``cut``: the connection between ``node`` and ``other`` is reset
-    - ``part``: nothing passes between ``side`` and the others
-    - ``oneway``: nothing passes from ``side`` to the others
+    - ``part``: nothing passes between ``side`` and the others, or only ``other``
+    - ``oneway``: nothing passes from ``side`` to the others, or only to ``other``
     - ``slow``: what ``node`` sends takes up to a quarter of the failure timeout
     - ``kill``: the client process ``slot`` of ``node`` is killed, and started anew
     - ``hang``: the client process is stopped

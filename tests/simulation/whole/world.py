@@ -328,14 +328,17 @@ class World:
         return _nothing if self.wire.cut(node, other) else None
 
     def _part(self, fault: Fault, node: str, other: str, side: tuple[str, ...]) -> Callable[[], None] | None:
-        others = [name for name in self.wire.hosts if name not in side]
-        ways = [(one, another) for one in side for another in others]
-        ways += [(another, one) for one, another in ways]
-        self.wire.block(ways)
-        return partial(self.wire.unblock, ways)
+        ways = self._ways(side, other)
+        return self._blocks(ways + [(another, one) for one, another in ways])
 
     def _oneway(self, fault: Fault, node: str, other: str, side: tuple[str, ...]) -> Callable[[], None] | None:
-        ways = [(one, another) for one in side for another in self.wire.hosts if another not in side]
+        return self._blocks(self._ways(side, other))
+
+    def _ways(self, side: tuple[str, ...], other: str) -> list[tuple[str, str]]:
+        others = [other] if other else [name for name in self.wire.hosts if name not in side]
+        return [(one, another) for one in side for another in others if one != another]
+
+    def _blocks(self, ways: list[tuple[str, str]]) -> Callable[[], None]:
         self.wire.block(ways)
         return partial(self.wire.unblock, ways)
 
