@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.membership_cluster import KEY, TILE, Cluster, formed
+from tests.unit.membership_cluster import KEY, TILE, Cluster, T, formed
 
 from allreduced.core.errors import (
     DeadlineExceeded,
@@ -342,3 +342,31 @@ def test_every_claim_ends_once_all_members_agree_and_runs_never_mix(data: st.Dat
 def _in_group(cluster: Cluster, name: str, client: int, group: int) -> bool:
     agent = cluster.agents.get(name)
     return agent is not None and client in agent.admitted and agent.admitted[client].group == group
+
+
+def test_a_rank_that_comes_after_others_were_refused_for_their_sizes_does_not_wait_for_them() -> None:
+    cluster = Cluster("abcd")
+    waiting = cluster.join("d", 1, 4)
+    refused = cluster.join("a", 0, 4), cluster.join("c", 2, 3)
+    cluster.deliver_all()
+    late = cluster.join("d", 3, 4)
+    for name, client in (("a", refused[0]), ("c", refused[1]), ("d", waiting), ("d", late)):
+        error = cluster.error(name, client)
+        assert isinstance(error, MismatchError)
+        assert {error.by_rank[rank] for rank in (0, 2)} == {"3", "4"}
+    # A rank that comes again is another attempt.
+    again = {rank: ("abcd"[rank], cluster.join("abcd"[rank], rank, 4)) for rank in (0, 1)}
+    cluster.deliver_all()
+    again |= {rank: ("abcd"[rank], cluster.join("abcd"[rank], rank, 4)) for rank in (3, 2)}
+    cluster.deliver_all()
+    assert len({cluster.started(name, client).group for name, client in again.values()}) == 1
+
+
+def test_ranks_that_were_refused_for_their_sizes_are_forgotten_after_a_while() -> None:
+    cluster = Cluster("ab")
+    cluster.join("a", 0, 4)
+    cluster.join("b", 2, 3)
+    cluster.deliver_all()
+    cluster.now = 2 * T
+    late = cluster.join("b", 3, 4)
+    assert late not in cluster.agents["b"].rejected

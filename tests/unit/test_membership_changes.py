@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import combinations
+from types import ModuleType
 
 import pytest
 from tests.unit.membership_cluster import Cluster, T, formed
 
 from allreduced.core.errors import AllReducedError, GroupChanged, PeerLost, RankLost, to_wire
+from allreduced.daemon import quorum
 from allreduced.daemon.engine.actions import Frozen as EngineFrozen
 from allreduced.daemon.engine.events import Changed, Freeze, GroupBroken, GroupForgotten, GroupStarted, NodeDeparted
+from allreduced.daemon.membership import ballot
 from allreduced.daemon.membership.events import (
     ClientGone,
     ClientLeaving,
@@ -310,6 +314,18 @@ def test_the_last_words_of_a_departed_member_do_not_count() -> None:
 
 # Storms
 
+ANYTHING = {
+    "deliver": 60.0,
+    "time": 4.0,
+    "cut": 4.0,
+    "link": 8.0,
+    "silence": 1.5,
+    "kill": 0.6,
+    "client": 0.6,
+    "leave": 0.3,
+    "give up": 0.2,
+}
+
 
 class Storm:
     """Random faults at random moments; silence may be declared at any time, as if no detector could be trusted."""
@@ -335,10 +351,7 @@ class Storm:
 
     def step(self) -> None:
         cluster, rng = self.cluster, self.random
-        match rng.choices(
-            ["deliver", "time", "cut", "link", "silence", "kill", "client", "leave", "give up"],
-            [60, 4, 4, 8, 1.5, 0.6, 0.6, 0.3, 0.2],
-        )[0]:
+        match rng.choices(list(ANYTHING), list(ANYTHING.values()))[0]:
             case "deliver":
                 ready = [pair for pair, queue in cluster.queues.items() if queue]
                 if ready:
@@ -353,9 +366,7 @@ class Storm:
                     cluster.link(*rng.choice(gaps))
             case "silence":
                 if len(cluster.agents) > 1:
-                    one, other = rng.sample(sorted(cluster.agents), 2)
-                    cluster.silence(one, other)
-                    cluster.tell(other, LinkLost(one))
+                    self.silence(*rng.sample(sorted(cluster.agents), 2))
             case "kill":
                 if len(cluster.agents) > 1:
                     name = rng.choice(sorted(cluster.agents))
@@ -368,6 +379,43 @@ class Storm:
             case _:
                 name = rng.choice(sorted(cluster.agents))
                 cluster.tell(name, GiveUp(self.group, PeerLost(f"{name} gave up")))
+
+    def silence(self, one: str, other: str) -> None:
+        """Let ``one`` declare ``other`` dead, which only sees that the link ended."""
+        self.cluster.silence(one, other)
+        self.cluster.tell(other, LinkLost(one))
+
+    def move(self, most: int, *, timers: bool = True) -> None:
+        """Deliver some frames, and let a timer ring now and then."""
+        for _ in range(self.random.randrange(most)):
+            ready = [pair for pair, queue in self.cluster.queues.items() if queue]
+            if ready and self.random.random() < 0.95:
+                self.cluster.deliver_one(self.random.choice(ready))
+            elif timers:
+                self.ring()
+            self.check_one_decision()
+
+    def duel(self) -> None:
+        """Begin a change; then members lose sight of each other, one after the other, while it is under way."""
+        rng, names = self.random, list(self.names)
+        if rng.random() < 0.5:
+            self.end_client(ClientGone)
+        else:
+            pair = sorted(rng.sample(names, 2))
+            self.cluster.cut(*pair)
+            self.cluster.link(*pair)
+        self.move(25)
+        if rng.random() < 0.5:
+            one, other = rng.sample(names, 2)
+            self.silence(one, other)
+            self.move(12)
+            self.cluster.silence(other, one)
+        else:
+            name = rng.choice(names)
+            for other in set(names) - {name}:
+                self.silence(other, name)
+                self.move(3)
+        self.move(30)
 
     def end_client(self, event: type[ClientGone]) -> None:
         name = self.random.choice(sorted(self.cluster.agents))
@@ -400,6 +448,7 @@ class Storm:
     def check_rest(self) -> None:
         """Nobody is left in the middle of a change, and nobody runs on with a member that does not."""
         running: dict[str, int] = {}
+        members: set[str] = set()
         for name, agent in self.cluster.agents.items():
             for group in agent.membership.snapshot().groups:
                 assert group.state != "changing", name
@@ -412,6 +461,34 @@ class Storm:
             assert members >= set(running)
 
 
+@pytest.mark.parametrize("nodes", [2, 3, 5])
+def test_reset_links_never_cost_anybody_the_group(nodes: int) -> None:
+    for seed in range(40):
+        storm = Storm(seed, nodes)
+        for _ in range(storm.random.randrange(10, 200)):
+            match storm.random.choices(["move", "cut", "link"], [6, 1, 2])[0]:
+                case "move":
+                    storm.move(4, timers=False)
+                case "cut" if links := storm.pairs(linked=True):
+                    storm.cluster.cut(*storm.random.choice(links))
+                case "link" if gaps := storm.pairs(linked=False):
+                    storm.cluster.link(*storm.random.choice(gaps))
+        storm.heal()
+        storm.check_one_decision()
+        assert told(storm.cluster, storm.clients) == {}
+        assert len({str(state) for state in states(storm.cluster).values()}) == 1
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 5])
+def test_members_that_lose_sight_of_each_other_decide_once(nodes: int) -> None:
+    for seed in range(100):
+        storm = Storm(seed, nodes)
+        storm.duel()
+        storm.heal()
+        storm.check_one_decision()
+        storm.check_rest()
+
+
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5, 7])
 def test_all_members_install_the_same_changes_whatever_happens(nodes: int) -> None:
     for seed in range(60):
@@ -422,3 +499,25 @@ def test_all_members_install_the_same_changes_whatever_happens(nodes: int) -> No
         storm.heal()
         storm.check_one_decision()
         storm.check_rest()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead"),
+    [
+        (ballot, "may_promise", lambda promised, ballot: True),
+        (ballot, "may_accept", lambda promised, ballot: True),
+        (ballot, "chosen", lambda promises: None),
+        (quorum, "has_quorum", lambda members, votes, departed: True),
+    ],
+    ids=["may_promise", "may_accept", "chosen", "has_quorum"],
+)
+def test_without_any_one_of_its_rules_members_decide_differently(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, instead: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(module, name, instead)
+    with pytest.raises(AssertionError):  # noqa: PT012 - some seed shows it
+        for seed in range(1200):
+            storm = Storm(seed, 3 + seed % 3)
+            storm.duel()
+            storm.heal()
+            storm.check_one_decision()

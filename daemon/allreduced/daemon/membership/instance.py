@@ -63,6 +63,8 @@ class Instance:
     agreement: Agreement | None = None
     """The change that ends this generation, while it is under way."""
     give_up_at: float | None = None
+    give_up_last: float = 0.0
+    """Later than this the change is not waited for, whatever else becomes known."""
     committed: Committed | None = None
     """The last change, for members that may have missed it."""
     former: dict[str, int] = field(default_factory=dict)
@@ -153,21 +155,3 @@ class Snapshot:
     gatherings: tuple[GatheringView, ...]
     peers: tuple[tuple[str, int], ...]
     ignored: int
-
-
-def well_formed(form: Form) -> bool:
-    """Tell whether a proposal is consistent in itself.
-
-    The members' ranks must partition ``0 … size-1``, members come in the order of their lowest rank, each node once.
-    """
-    members = form.members
-    if form.group <= 0 or form.generation <= 0 or form.tile_bytes <= 0 or not members:
-        return False
-    if any(not member.ranks or list(member.ranks) != sorted(set(member.ranks)) for member in members):
-        return False
-    if len({member.node for member in members}) != len(members):
-        return False
-    if [member.ranks[0] for member in members] != sorted(member.ranks[0] for member in members):
-        return False
-    ranks = sorted(rank for member in members for rank in member.ranks)
-    return ranks == list(range(len(form.clients)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from allreduced.core.errors import AllReducedError, PeerLost, from_wire
+from allreduced.daemon.membership import wording
 from allreduced.daemon.membership.actions import Action, SetTimer
 from allreduced.daemon.membership.events import (
     ClientGone,
@@ -21,7 +22,7 @@ from allreduced.daemon.membership.events import (
 )
 from allreduced.daemon.membership.forming import Forming
 from allreduced.daemon.membership.instance import GatheringView, GroupView, Snapshot, State
-from allreduced.daemon.membership.running import Running, told_error
+from allreduced.daemon.membership.running import Running
 from allreduced.daemon.membership.scene import Scene
 from allreduced.daemon.timing import Timing, derived
 from allreduced.protocol.peer import (
@@ -63,6 +64,7 @@ class Membership:
         """Take one event at time ``now`` and return what is to be done, in order. Never raises for what peers say."""
         scene = self._scene
         scene.out = []
+        scene.now = now
         match event:
             case ClientJoining():
                 self._forming.client_joining(event)
@@ -186,7 +188,7 @@ class Membership:
             self._running.change_arrived(node, frame, now)
             return
         if isinstance(frame, Trouble | Prepare | Committed):
-            self._forming.went_on_without(frame.group, told_error(frame))
+            self._forming.went_on_without(frame.group, wording.went_on_without(frame))
         if isinstance(frame, Prepare):
             self._running.refuse(node, frame)
 

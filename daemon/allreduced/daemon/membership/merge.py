@@ -76,6 +76,19 @@ def merge(
     )
 
 
+def sound(change: Change, generation: int, members: Sequence[Member]) -> bool:
+    """Tell whether a change can be one of ``generation``: it adds nobody, and names no places that there are not."""
+    ranks = {(member.node, member.incarnation): set(member.ranks) for member in members}
+    return (
+        change.generation == generation + 1
+        and bool(change.members)
+        and len({member.node for member in change.members}) == len(change.members)
+        and all(set(member.ranks) <= ranks.get((member.node, member.incarnation), set()) for member in change.members)
+        and all((member.node, member.incarnation) in ranks for member in change.members)
+        and all(place < len(members) for result in change.results for place in result.holders)
+    )
+
+
 def _going(members: Sequence[Member], promises: Mapping[int, Promise]) -> list[int]:
     """Return the places of those that go on: they promised, and all of them reach each other.
 

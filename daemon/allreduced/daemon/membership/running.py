@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from allreduced.core.errors import AllReducedError, PeerLost, WireError
+from allreduced.core.errors import AllReducedError, WireError
 from allreduced.core.identity import Member
 from allreduced.daemon.engine.actions import Frozen
 from allreduced.daemon.engine.events import Changed, GroupBroken, GroupForgotten, NodeDeparted, RanksLeft
@@ -17,10 +17,12 @@ from allreduced.daemon.membership import wording
 from allreduced.daemon.membership.actions import SendFrame, TellClients, TellEngine
 from allreduced.daemon.membership.change import Agreement, Hopeless, Outcome
 from allreduced.daemon.membership.gathering import Claim
+from allreduced.daemon.membership.generation import begin_next
 from allreduced.daemon.membership.instance import Instance, State
+from allreduced.daemon.membership.merge import sound
 from allreduced.daemon.membership.recent import Recent
 from allreduced.daemon.membership.scene import Scene, Standing
-from allreduced.protocol.peer import Change, ChangeFrame, Committed, Left, Loss, Prepare, Trouble
+from allreduced.protocol.peer import Accept, Change, ChangeFrame, Committed, Left, Loss, Prepare, Trouble
 
 _CHANGING = (State.RUNNING, State.BROKEN)
 _PAST = 64
@@ -189,7 +191,9 @@ class Running:
                 self._note_departures(instance, frame.losses)
             if instance.agreement is None:
                 self._begin(instance, now)
-            if instance.agreement is not None:
+            if isinstance(frame, Accept) and not sound(frame.change, frame.generation, instance.members):
+                self._scene.ignored += 1
+            elif instance.agreement is not None:
                 self._follow(instance, instance.agreement.arrived(place, frame, now), now)
 
     def _leaves(self, instance: Instance, place: int, frame: Trouble, now: float) -> None:
@@ -224,9 +228,12 @@ class Running:
         self._reconsider(instance, now)
 
     def _begin(self, instance: Instance, now: float) -> None:
+        patience = self._scene.timing.give_up
         if instance.agreement is None:
             instance.agreement = Agreement(self._scene, instance)
-        instance.give_up_at = now + self._scene.timing.give_up
+            instance.give_up_last = now + patience * len(instance.members)
+        # Each loss may take its time, but a member that comes and goes must not hold up the others for ever.
+        instance.give_up_at = min(now + patience, instance.give_up_last)
 
     def _reconsider(self, instance: Instance, now: float) -> None:
         if instance.agreement is not None:
@@ -243,8 +250,11 @@ class Running:
                 pass
 
     def _committed(self, instance: Instance, node: str, frame: Committed, now: float) -> None:
-        if frame.generation < instance.generation or frame.change.generation != frame.generation + 1:
-            return  # installed already, or nonsense
+        if frame.generation < instance.generation:
+            return  # installed already
+        if frame.generation == instance.generation and not sound(frame.change, frame.generation, instance.members):
+            self._scene.ignored += 1
+            return
         self._install(instance, frame, node, now)
 
     def _install(self, instance: Instance, committed: Committed, source: str, now: float) -> None:
@@ -264,7 +274,9 @@ class Running:
             if change.losses:
                 self._end(instance, error_of(change.losses))
         else:
-            self._next_generation(instance, change, mine)
+            begin_next(self._scene, instance, change, mine)
+            if change.ended:
+                self._ended(instance)
             # What became known while the change was under way, and is not in it.
             if instance.lost or instance.departed or instance.silent:
                 self._trouble(instance, now)
@@ -273,31 +285,14 @@ class Running:
     def _is_me(self, member: Member) -> bool:
         return member.node == self._scene.node and member.incarnation == self._scene.incarnation
 
-    def _next_generation(self, instance: Instance, change: Change, mine: int) -> None:
-        places = {member.node: place for place, member in enumerate(change.members)}
-        told = {rank for loss in change.losses for rank in loss.ranks}
-        instance.former.update(
-            (member.node, member.incarnation) for member in instance.members if member.node not in places
-        )
-        instance.generation, instance.members, instance.mine = change.generation, change.members, mine
-        for known in (instance.departed, instance.silent):
-            still = {places[loss.node]: loss for loss in known.values() if loss.node in places}
-            known.clear()
-            known.update(still)
-        for place in instance.departed:
-            self._scene.out.append(TellEngine(NodeDeparted(instance.group, change.members[place].node)))
-        instance.lost = [loss for loss in instance.lost if not told.issuperset(loss.ranks)]
-        instance.gaps = {place for place in range(len(places)) if self._scene.standing(instance, place) is Standing.CUT}
-        if change.ended:
-            instance.losses = change.losses
-            # No further change will tell of these, and nobody may wait for what they would need.
-            late = tuple(rank for loss in instance.lost for rank in loss.ranks)
-            instance.lost = []
-            if late:
-                self._own_ranks_left(instance, late)
-            if instance.state is State.RUNNING:
-                instance.state = State.BROKEN
-                self._end(instance, error_of(change.losses))
+    def _ended(self, instance: Instance) -> None:
+        """Tell the clients that their group runs nothing more: its members agreed on that, now or before."""
+        late, instance.lost = instance.lost, []
+        if late:  # they are not told as losses any more, but must not be waited for
+            self._own_ranks_left(instance, tuple(sorted(rank for loss in late for rank in loss.ranks)))
+        if instance.state is State.RUNNING:
+            instance.state = State.BROKEN
+            self._end(instance, error_of(instance.losses))
 
     def _end(self, instance: Instance, error: AllReducedError) -> None:
         instance.error = error
@@ -401,9 +396,3 @@ class Running:
             for place, member in enumerate(instance.members)
             if place != instance.mine and self._scene.standing(instance, place) in (Standing.UP, Standing.CUT)
         )
-
-
-def told_error(frame: ChangeFrame) -> AllReducedError:
-    """Return why a group changes that this node is not admitted to."""
-    losses = frame.losses if isinstance(frame, Trouble) else ()
-    return error_of(losses) if losses else PeerLost("the agents of the group lost touch while it formed")

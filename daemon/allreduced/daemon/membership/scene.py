@@ -22,7 +22,7 @@ class Standing(enum.Enum):
 
 
 class Scene:
-    """The state of one node's memberships, and the actions made so far during one event.
+    """The state of one node's memberships, and the actions made so far during one event, at time ``now``.
 
     ``peers``: incarnation of each agent that can be reached; ``cut``: of those whose link ended and that may come back.
     ``instances``: by number, proposed ones too. ``ignored`` counts frames that made no sense.
@@ -32,6 +32,7 @@ class Scene:
         self.node = node
         self.incarnation = incarnation
         self.timing = timing
+        self.now = 0.0
         self.peers: dict[str, int] = {}
         self.cut: dict[str, int] = {}
         self.instances: dict[int, Instance] = {}

@@ -14,8 +14,9 @@ from allreduced.core.errors import (
     RankLost,
 )
 from allreduced.core.identity import GroupKey, Member
+from allreduced.daemon.losses import error_of
 from allreduced.daemon.membership.gathering import Claim, sizes_by_rank
-from allreduced.protocol.peer import Loss
+from allreduced.protocol.peer import ChangeFrame, Loss, Trouble
 
 _SHOWN = 16
 
@@ -136,6 +137,12 @@ def undecided(key: GroupKey, node: str, seconds: float, missing: Sequence[Member
         ranks=sorted({rank for member in missing for rank in member.ranks}),
         hint="does every agent reach every other one? form the group anew",
     )
+
+
+def went_on_without(frame: ChangeFrame) -> AllReducedError:
+    """Return the error for claims to a group that other members went on with, as a frame about its change tells."""
+    losses = frame.losses if isinstance(frame, Trouble) else ()
+    return error_of(losses) if losses else PeerLost("the agents of the group lost touch while it formed")
 
 
 def _group(key: GroupKey) -> str:
