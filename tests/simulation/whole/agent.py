@@ -150,6 +150,8 @@ class SimulatedAgent:
     def gone(self) -> None:
         """Take note that no seat here matters any more."""
         for seat in self._seats.values():
+            ranks = next(member.ranks for member in seat.started.members if member.node == self.node)
+            self._history.lost.setdefault(seat.group, set()).update(ranks)
             seat.gone_at = seat.gone_at if seat.gone_at is not None else self.process.agenda.now
 
     # Events

@@ -134,6 +134,7 @@ class SimulatedClient:
         for group, joined in list(self.groups.items()):
             if not joined.left:
                 joined.left = True
+                self._lost(joined)
                 joined.planned = 0
                 self._note("leaves", joined.name)
                 agent = self.agent
@@ -152,6 +153,8 @@ class SimulatedClient:
     def crashed(self) -> None:
         """End this process: its agent sees the end of the connection."""
         self.process.kill()
+        for joined in self.groups.values():
+            self._lost(joined)
         agent, number = self.agent, self.number
         if agent is None:
             return
@@ -162,6 +165,9 @@ class SimulatedClient:
             agent.engine_event(engine_events.ClientGone(number))
 
         self._send(gone)
+
+    def _lost(self, joined: _Joined) -> None:
+        self._place.history.lost.setdefault(joined.started.group, set()).add(joined.rank)
 
     def agent_lost(self) -> None:
         """Take note that the agent's process ended: everything open ends with it."""

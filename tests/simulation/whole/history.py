@@ -94,6 +94,8 @@ class History:
         self.log: list[tuple[float, str, str, object]] = []
         self.violations: list[tuple[str, str]] = []
         """(invariant, what happened)"""
+        self.lost: dict[int, set[int]] = {}
+        """By group: ranks whose process, or whose agent, ended or left."""
         self.about = 0
         """The group that the first of them is about."""
 

@@ -13,7 +13,14 @@ from tests.simulation.whole.history import Request, Seat
 from tests.simulation.whole.inputs import data_of, result_of
 
 from allreduced.core.dtypes import DType
-from allreduced.core.errors import AllReducedError, GroupChanged, LimitExceeded
+from allreduced.core.errors import (
+    AgentUnavailable,
+    AllReducedError,
+    GroupChanged,
+    LimitExceeded,
+    PeerLost,
+    RankLost,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.whole.agent import SimulatedAgent
@@ -57,6 +64,7 @@ def check_run(world: World) -> None:
     _check_diverged(world)
     _check_after(world)
     _check_resets(world)
+    _check_words(world)
 
 
 def _check_ends(world: World) -> None:
@@ -77,6 +85,10 @@ def _check_ends(world: World) -> None:
             if _node(world, request) == node and end > request.submitted
         )
         world.latest = max(world.latest, late)
+        calm = max(request.submitted, world.scenario.heal_at)
+        if request.group in history.lost and at > calm + BOUND * timeout:
+            what = f"{_call(world, request)} ended {at - calm:.3f} s after a rank was lost and the network healed"
+            history.violated("1 in time", what, request.group)
         if late > BOUND * timeout:
             history.violated(
                 "1 in time", f"{_call(world, request)} ended {late:.3f} s after its deadline", request.group
@@ -232,6 +244,26 @@ def _check_resets(world: World) -> None:
 
 def _node(world: World, request: Request) -> str:
     return request.seat.node if request.seat is not None else ""
+
+
+def _check_words(world: World) -> None:
+    """Where one process, or one agent, is killed and nothing else happens, the errors name it."""
+    history, faults = world.history, world.scenario.faults
+    if len(faults) != 1 or faults[0].kind not in ("crash", "kill", "power") or faults[0].node.startswith("@"):
+        return
+    fault = faults[0]
+    for request in history.requests:
+        operation = world.operation(request.operation)
+        error = request.error
+        plain = not operation.absent and operation.odd < 0 and operation.deadline > 5 * world.timeout
+        if error is None or not plain or not request.client.alive or isinstance(error, AgentUnavailable):
+            continue
+        lost = history.lost.get(request.group, set())
+        if "while its group gathered" in error.message:
+            continue  # the node that was to be a member never was one
+        wanted = RankLost if fault.kind == "kill" else PeerLost
+        if not isinstance(error, wanted) or fault.node not in error.nodes or not set(error.ranks) <= lost:
+            history.violated("8 who is lost", f"{_call(world, request)}, lost ranks {lost}: {error!r}", request.group)
 
 
 def _call(world: World, request: Request) -> str:

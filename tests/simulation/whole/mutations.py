@@ -1,4 +1,4 @@
-"""What happens without one of the mechanisms that make failures safe: each can be taken out, and must then be missed."""
+"""What happens without one of the mechanisms that make failures safe: each can be taken out, and must be missed."""
 
 from __future__ import annotations
 
