@@ -109,6 +109,8 @@ class SimulatedNode:
         self._creating: set[int] = set()
         self._timer = 0
         self.log: list[Action] = []
+        self.frozen: dict[int, Frozen] = {}
+        """By group: what the engine had of the last generation that it froze."""
         self._handlers: dict[type, Callable[..., None]] = {
             CreateArena: self._create_arena,
             DestroyArena: self._destroy_arena,
@@ -121,7 +123,7 @@ class SimulatedNode:
             Deliver: self._deliver,
             Fail: self._fail,
             SetTimer: self._set_timer,
-            Frozen: lambda action: None,
+            Frozen: self._frozen,
             GiveUp: lambda action: self.later(0.0, GroupBroken(action.group, action.error)),
         }
 
@@ -285,6 +287,9 @@ class SimulatedNode:
 
     def _fail(self, action: Fail) -> None:
         self._answers.failed(self, action)
+
+    def _frozen(self, action: Frozen) -> None:
+        self.frozen[action.group] = action
 
     def _set_timer(self, action: SetTimer) -> None:
         self._timer += 1

@@ -10,7 +10,7 @@ from allreduced.daemon.engine.actions import Action
 from allreduced.daemon.engine.limits import Limits
 
 if TYPE_CHECKING:
-    from allreduced.daemon.engine.flights import Job, Posting, Sending
+    from allreduced.daemon.engine.flights import Fetched, Job, Posting, Sending, Served
     from allreduced.daemon.engine.operation import Operation
 
 
@@ -49,8 +49,8 @@ class Context:
         """Until when nothing counts as heard: this agent was held up."""
         self.stale: dict[Operation, None] = {}
         """Operations whose result is here and waits until a quorum is heard, in order."""
-        self.receives: dict[int, Posting] = {}
-        self.sends: dict[int, Sending] = {}
+        self.receives: dict[int, Posting | Fetched] = {}
+        self.sends: dict[int, Sending | Served] = {}
         self.jobs: dict[int, Job] = {}
         self.counters: Counter[str] = Counter()
         self._last = 0

@@ -38,7 +38,7 @@ class Disputes:
         group, now = operation.group, self._context.now
         if operation.disputed == inf:
             operation.disputed = min(now + DISPUTE_SECONDS, operation.deadline)
-            self._timers.set(operation, min(operation.wake, operation.disputed))
+            self._timers.sooner(operation, operation.disputed)
         frame = Differs(group.number, group.generation, operation.name, operation.use, _local_calls(operation))
         for node, _ in group.others:
             self._context.out.append(SendFrame(node, frame))
@@ -51,7 +51,7 @@ class Disputes:
         told = [rank for call in frame.calls for rank in call.ranks]
         if operation.state in STARTED or len(set(told)) < len(told) or not set(told) <= set(ranks):
             node = group.members[peer].node
-            self._words.fail(operation, wording.bad_frame(operation, node, "says that its ranks disagree"))
+            self._words.fail(operation, wording.bad_frame(operation, node, "says that its ranks disagree"), broken=True)
             return
         operation.peers[peer].calls = frame.calls
         if operation.disputed == inf:

@@ -45,12 +45,12 @@ class Ending:
             group.failed(operation.key, context.now, error)
         operation.state = State.FAILED
         operation.error = error
+        operation.unconfirmed = 0
         self._move_to_ending(operation)
         self.cancel_receives(operation)
         for number, sending in operation.sendings.items():
-            node = group.members[sending.row.peer].node
-            context.out.append(CancelSend(number, node))
-        if operation.serial:
+            context.out.append(CancelSend(number, sending.node))
+        if operation.peers:
             group.keeper.forget(operation)
         context.counters["failed"] += 1
         self.settle(operation)
@@ -61,7 +61,21 @@ class Ending:
             if not posting.cancelled:
                 posting.cancelled = True
                 operation.outstanding += 1
-                self._context.out.append(CancelReceive(number, operation.group.members[posting.row.peer].node))
+                self._context.out.append(CancelReceive(number, posting.node))
+        fetched = operation.fetched
+        if fetched is not None and not fetched.cancelled:
+            fetched.cancelled = True
+            operation.outstanding += 1
+            self._context.out.append(CancelReceive(fetched.number, fetched.node))
+
+    def stop(self, operation: Operation) -> None:
+        """End all that is under way between members for an operation, for its generation ends."""
+        self.cancel_receives(operation)
+        for number, sending in operation.sendings.items():
+            self._context.out.append(CancelSend(number, sending.node))
+        execution, operation.execution = operation.execution, None
+        if execution is not None:
+            execution.dispose()
 
     def deliver(self, operation: Operation) -> None:
         """Give every local rank the result. Every tile is final and no input is read any more.
@@ -79,10 +93,12 @@ class Ending:
                 return
         execution = operation.execution
         region, holder = None, None
-        if execution is not None and execution.nbytes:
+        if execution is not None:
             region = execution.result
-            if operation.result is not None:
-                holder = Holder(operation.result)
+        elif operation.scratch is not None or operation.result is not None:
+            region = operation.region
+        if operation.result is not None:
+            holder = Holder(operation.result)
         operation.state = State.DELIVERED
         self._move_to_ending(operation)
         now = context.now
@@ -134,7 +150,7 @@ class Ending:
             return
         self.release(operation)
         operation.group.ending.pop(operation.key, None)
-        if operation.serial:
+        if operation.peers:
             operation.group.keeper.forget(operation)
 
     def _still_sends(self, operation: Operation) -> bool:

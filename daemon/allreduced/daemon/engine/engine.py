@@ -11,6 +11,7 @@ from allreduced.core.errors import AllReducedError, LimitExceeded
 from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import Action, Fail, GiveUp
 from allreduced.daemon.engine.admission import Admission
+from allreduced.daemon.engine.change import Changing
 from allreduced.daemon.engine.context import Context
 from allreduced.daemon.engine.disputes import Disputes
 from allreduced.daemon.engine.early import EarlyFrames
@@ -18,9 +19,11 @@ from allreduced.daemon.engine.ending import Ending
 from allreduced.daemon.engine.events import (
     ArenaFailed,
     ArenaReady,
+    Changed,
     ClientGone,
     Event,
     FrameArrived,
+    Freeze,
     GroupBroken,
     GroupForgotten,
     GroupStarted,
@@ -37,7 +40,9 @@ from allreduced.daemon.engine.events import (
     TimePassed,
 )
 from allreduced.daemon.engine.execution import Execution, PeerFault
-from allreduced.daemon.engine.flights import Posting
+from allreduced.daemon.engine.fence import belongs
+from allreduced.daemon.engine.fetch import Fetching
+from allreduced.daemon.engine.flights import Fetched, Posting, Sending
 from allreduced.daemon.engine.forgetting import Forgetting
 from allreduced.daemon.engine.freshness import DEAF, STALL
 from allreduced.daemon.engine.group import Group
@@ -50,6 +55,7 @@ from allreduced.daemon.engine.operation import STARTED, Operation, State
 from allreduced.daemon.engine.snapshot import Snapshot, take_snapshot
 from allreduced.daemon.engine.timers import Timed, Timers
 from allreduced.daemon.engine.verdict import LastWords
+from allreduced.protocol.peer import EngineFrame
 
 _Handler: TypeAlias = "Callable[[Any], None]"
 _PAST_GROUPS = 1024
@@ -76,7 +82,9 @@ class Engine:
         words = self._words = LastWords(self._context, self._ending, self._timers)
         self._admission = Admission(self._context, self._memory, self._ending, words, self._groups)
         disputes = Disputes(self._context, words, self._timers)
-        self._matching = Matching(self._context, self._admission, self._ending, words, disputes, self._timers)
+        fetching = self._fetching = Fetching(self._context, self._ending, words)
+        self._matching = Matching(self._context, self._admission, self._ending, words, disputes, fetching, self._timers)
+        self._changing = Changing(self._context, self._admission, self._ending, words, fetching, self._timers)
         self._handlers: Mapping[type, _Handler] = {
             GroupStarted: self._group_started,
             GroupBroken: self._group_broken,
@@ -84,6 +92,8 @@ class Engine:
             GroupForgotten: self._group_forgotten,
             Submitted: self._submitted,
             ClientGone: self._client_gone,
+            Freeze: self._freeze,
+            Changed: self._changed,
             Heard: self._heard,
             NodeDeparted: self._node_departed,
             LeasesReturned: self._leases_returned,
@@ -129,7 +139,7 @@ class Engine:
         stale = list(self._context.stale)
         self._context.stale.clear()
         for operation in stale:
-            if operation.state is State.RUNNING:
+            if operation.done:
                 self._ending.deliver(operation)
 
     @property
@@ -148,23 +158,43 @@ class Engine:
         group = Group(event)
         self._groups[event.group] = group
         self._matching.start(group)
-        for node, frame in self._early.take(event.group):
-            self._matching.frame(group, node, frame)
+        self._play_early(group)
+
+    def _play_early(self, group: Group) -> None:
+        """Take the frames that came before the group, or its generation, began here."""
+        for node, frame in self._early.take(group.number):
+            self._frame_of(group, node, frame)
 
     def _group_broken(self, event: GroupBroken) -> None:
         group = self._groups.get(event.group)
-        if group is not None and group.error is None:
+        if group is not None and not group.cut_off:
             self._break(group, event.error)
 
+    def _freeze(self, event: Freeze) -> None:
+        group = self._groups.get(event.group)
+        if group is not None:
+            self._changing.freeze(group, event.generation)
+
+    def _changed(self, event: Changed) -> None:
+        group = self._groups.get(event.group)
+        if group is None:
+            return
+        held = self._changing.install(group, event.generation, event.change)
+        if group.cut_off:
+            self._matching.stop_forgetting(group)
+            return
+        left = tuple(rank for rank in event.change.left if rank not in group.left)
+        if group.error is not None:
+            group.left.update(left)
+        elif left:
+            self._matching.ranks_left(group, left)
+        for submit in held:
+            self._matching.submit(group, submit)
+        self._play_early(group)
+
     def _break(self, group: Group, error: AllReducedError) -> None:
-        group.error = error
-        group.outcomes.clear()
+        self._changing.cut_off(group, error)
         self._matching.stop_forgetting(group)
-        for operation in list(group.operations.values()):
-            self._ending.end(operation, error, tell=False)
-        for operation in list(group.ending.values()):
-            operation.unconfirmed = 0
-            self._ending.settle(operation)
 
     def _ranks_left(self, event: RanksLeft) -> None:
         group = self._groups.get(event.group)
@@ -178,14 +208,12 @@ class Engine:
             self._forgotten.append(group)
             if group.error is None:
                 self._matching.ranks_left(group, group.ranks)
-            if group.others:
-                group.keeper.flush()
+            group.keeper.flush()
 
     def _drop_forgotten(self) -> None:
         for group in [group for group in self._forgotten if not group.operations and not group.ending]:
             self._forgotten.remove(group)
-            if group.others:
-                group.keeper.flush()
+            group.keeper.flush()
             del self._groups[group.number]
             self._past.append(group.number)
             self._memory.forget(group.number)
@@ -228,11 +256,19 @@ class Engine:
         self._context.hear(event.node)
         group = self._groups.get(event.frame.group)
         if group is not None:
-            self._matching.frame(group, event.node, event.frame)
+            self._frame_of(group, event.node, event.frame)
         elif event.frame.group in self._past:
             self._context.counters["frames_ignored"] += 1
         else:
             self._early.keep(event.node, event.frame)
+
+    def _frame_of(self, group: Group, node: str, frame: EngineFrame) -> None:
+        if belongs(frame.generation, group.generation):
+            self._matching.frame(group, node, frame)
+        elif frame.generation > group.generation and not group.cut_off and node in group.member_of:
+            self._early.keep(node, frame)
+        else:
+            self._context.counters["frames_ignored"] += 1
 
     def _received(self, event: Received) -> None:
         posting = self._context.receives.get(event.receive)
@@ -245,8 +281,12 @@ class Engine:
             if posting.left <= 0:
                 self._closed(posting)
             return
+        if isinstance(posting, Fetched):
+            self._context.hear(posting.node)
+            self._fetching.received(posting, event)
+            return
         execution, group, peer = operation.execution, operation.group, posting.row.peer
-        self._context.hear(group.members[peer].node)
+        self._context.hear(posting.node)
         if not isinstance(execution, Execution):
             return
         try:
@@ -259,7 +299,7 @@ class Engine:
                 posting.left -= event.nbytes
             if posting.left == 0:
                 del self._context.receives[posting.number], operation.postings[posting.number]
-            error = wording.bad_frame(operation, group.members[peer].node, str(fault))
+            error = wording.bad_frame(operation, posting.node, str(fault))
             self._words.fail(operation, error, broken=True)
             return
         if operation.state is State.RUNNING:
@@ -271,12 +311,22 @@ class Engine:
         if posting is not None and posting.cancelled:
             self._closed(posting)
 
-    def _closed(self, posting: Posting) -> None:
+    def _closed(self, posting: Posting | Fetched) -> None:
         operation = posting.operation
-        del self._context.receives[posting.number], operation.postings[posting.number]
+        del self._context.receives[posting.number]
+        if isinstance(posting, Fetched):
+            operation.fetched = None
+        else:
+            del operation.postings[posting.number]
         operation.outstanding -= 1
+        self._settle(operation)
+
+    def _settle(self, operation: Operation) -> None:
+        """Do what became possible when something of an operation completed that does not run (any more)."""
         if operation.state is State.RELEASING:
             self._admission.released(operation)
+        elif operation.state is State.RESTARTING or operation.state is State.FETCHING:
+            self._changing.rested(operation)
         else:
             self._ending.settle(operation)
 
@@ -288,12 +338,12 @@ class Engine:
         del operation.sendings[event.send]
         operation.outstanding -= 1
         operation.source_readers -= sending.of_source
-        if isinstance(operation.execution, Execution) and operation.state in STARTED:
+        if type(sending) is Sending and isinstance(operation.execution, Execution) and operation.state in STARTED:
             operation.execution.sent(sending)
         if operation.state is State.RUNNING:
             self._deliver_if_done(operation)
         else:
-            self._ending.settle(operation)
+            self._settle(operation)
 
     def _reduced(self, event: Reduced) -> None:
         job = self._context.jobs.pop(event.job, None)
@@ -306,7 +356,7 @@ class Engine:
             operation.execution.reduced(job)
             self._deliver_if_done(operation)
         else:
-            self._ending.settle(operation)
+            self._settle(operation)
 
     def _deliver_if_done(self, operation: Operation) -> None:
         execution = operation.execution

@@ -13,7 +13,7 @@ from allreduced.core.limits import MAX_NAME
 from allreduced.daemon.engine.actions import SendFrame
 from allreduced.daemon.engine.context import Context
 from allreduced.daemon.engine.group import Group
-from allreduced.daemon.engine.operation import Operation
+from allreduced.daemon.engine.operation import Operation, State
 from allreduced.daemon.engine.timers import Timed, Timers
 from allreduced.protocol.peer import MAX_RESULT_NAMES, MAX_RESULTS, Confirm
 
@@ -26,7 +26,20 @@ def must_keep(unconfirmed: int) -> bool:
 class Keeper:
     """Serials and confirmations of one group with other members."""
 
-    __slots__ = ("_by_serial", "_context", "_names", "_owed", "_owing", "_serial", "_since", "_timers", "group", "wake")
+    __slots__ = (
+        "_agreed",
+        "_by_serial",
+        "_context",
+        "_lacking",
+        "_names",
+        "_owed",
+        "_owing",
+        "_serial",
+        "_since",
+        "_timers",
+        "group",
+        "wake",
+    )
 
     def __init__(self, context: Context, timers: Timers[Timed], group: Group) -> None:
         self._context = context
@@ -35,6 +48,10 @@ class Keeper:
         self._serial = 0
         self._by_serial: dict[int, Operation] = {}
         """What this member was ready for, until all have it or it failed."""
+        self._agreed: dict[tuple[str, int], Operation] = {}
+        """Results of the last change, until all members have said that they have all of them."""
+        self._lacking: set[tuple[str, int]] = set()
+        """Those that are not delivered here yet."""
         self._names = 0
         """Bytes of the names of these."""
         self._owed: list[list[int]] = [[] for _ in group.members]
@@ -47,7 +64,7 @@ class Keeper:
     @property
     def has_room(self) -> bool:
         """Whether one more operation may become ready, so that a list of all results always fits a frame."""
-        return len(self._by_serial) < MAX_RESULTS and self._names < MAX_RESULT_NAMES - MAX_NAME
+        return len(self._by_serial) + len(self._agreed) < MAX_RESULTS and self._names < MAX_RESULT_NAMES - MAX_NAME
 
     def enlist(self, operation: Operation) -> None:
         """Give an operation its serial, before its first READY."""
@@ -62,10 +79,19 @@ class Keeper:
             self._context.freed |= not self.has_room
             del self._by_serial[operation.serial]
             self._names -= _length(operation.name)
+        elif self._agreed and self._agreed.get(operation.key) is operation:
+            self._context.freed |= not self.has_room
+            del self._agreed[operation.key]
+            self._names -= _length(operation.name)
 
     def delivered(self, operation: Operation) -> None:
         """Owe the others the news that this member has the result."""
         owed, context = self._owed, self._context
+        if self._lacking and operation.key in self._lacking:
+            self._lacking.discard(operation.key)
+            if not self._lacking:
+                self._confirm_everything()
+            return
         if not self._owing:
             self._since = context.now
         for _, member in self.group.others:
@@ -100,7 +126,49 @@ class Keeper:
 
     def departed(self, member: int) -> list[Operation]:
         """Take note that ``member`` will never need a result; return those that need not be kept any more."""
-        return self.confirmed(member, tuple(self._by_serial))
+        return self.confirmed(member, tuple(self._by_serial)) + self.has_everything(member)
+
+    def has_everything(self, member: int) -> list[Operation]:
+        """Take note that ``member`` has all results of the last change; return those that need not be kept any more."""
+        done = []
+        for operation in self._agreed.values():
+            operation.unconfirmed &= ~(1 << member)
+            if not operation.unconfirmed:
+                done.append(operation)
+        return done
+
+    def begin(self) -> None:
+        """Begin a generation: what was told in the last one does not count any more."""
+        self._by_serial.clear()
+        self._names = 0
+        self._owed = [[] for _ in self.group.members]
+        self._owing = 0
+        self._agreed.clear()
+        self._lacking.clear()
+        self._context.freed = True
+
+    def agree(self, operation: Operation) -> None:
+        """Keep a result of the change until all others have said that they have all of these."""
+        operation.serial = 0
+        operation.unconfirmed = self.group.present
+        self._agreed[operation.key] = operation
+        self._names += _length(operation.name)
+        if operation.state is not State.DELIVERED:
+            self._lacking.add(operation.key)
+
+    def begun(self) -> None:
+        """Tell the others that this member has all results of the change, if it is so from the start.
+
+        The others may keep some that all have confirmed to this member.
+        """
+        if not self._lacking:
+            self._confirm_everything()
+
+    def _confirm_everything(self) -> None:
+        group = self.group
+        frame = Confirm(group.number, group.generation, (), everything=True)
+        for node, _ in group.others:
+            self._context.out.append(SendFrame(node, frame))
 
     def due(self) -> None:
         """Send the confirmations that no READY carried for long enough."""

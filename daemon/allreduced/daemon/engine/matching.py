@@ -13,6 +13,7 @@ from allreduced.daemon.engine.disputes import Disputes
 from allreduced.daemon.engine.ending import Ending
 from allreduced.daemon.engine.events import Submitted
 from allreduced.daemon.engine.execution import Execution, PeerFault
+from allreduced.daemon.engine.fetch import Fetching
 from allreduced.daemon.engine.forgetting import Forgetting, Held
 from allreduced.daemon.engine.group import Group
 from allreduced.daemon.engine.kept import Keeper
@@ -53,6 +54,7 @@ class Matching:
         ending: Ending,
         words: LastWords,
         disputes: Disputes,
+        fetching: Fetching,
         timers: Timers[Timed],
     ) -> None:
         self._context = context
@@ -60,15 +62,15 @@ class Matching:
         self._ending = ending
         self._words = words
         self._disputes = disputes
+        self._fetching = fetching
         self._timers = timers
 
     def start(self, group: Group) -> None:
         """Prepare a new group."""
         group.forgetting = Forgetting(self._context, group)
-        if group.others:
-            group.keeper = Keeper(self._context, self._timers, group)
-            for node, _ in group.others:
-                self._context.hear(node)
+        group.keeper = Keeper(self._context, self._timers, group)
+        for node, _ in group.others:
+            self._context.hear(node)
 
     def submit(self, group: Group, submit: Submitted) -> None:
         """Take the submit of a local rank."""
@@ -137,7 +139,7 @@ class Matching:
     def frame(self, group: Group, node: str, frame: EngineFrame) -> None:
         """Take a frame of another member."""
         peer = group.member_of.get(node)
-        if peer is None or frame.generation != group.generation or group.error is not None:
+        if peer is None or (group.error is not None and (group.cut_off or not isinstance(frame, Fetch | Confirm))):
             self._context.counters["frames_ignored"] += 1
             return
         if isinstance(frame, Ready):
@@ -145,12 +147,15 @@ class Matching:
                 self._confirmed(group, peer, frame.confirms)
         elif isinstance(frame, Confirm):
             self._confirmed(group, peer, frame.serials)
+            if frame.everything:
+                for kept in group.keeper.has_everything(peer):
+                    self._ending.settle(kept)
             return
         elif isinstance(frame, Forget | Forgettable):
             self._resume(group, group.forgetting.frame(peer, frame))
             return
         if isinstance(frame, Fetch):
-            self._context.counters["frames_ignored"] += 1
+            self._fetching.fetch_came(group, node, frame)
             return
         if group.forgetting.frozen and group.forgetting.holds(peer, frame):
             group.forgetting.held.append((node, frame))
@@ -179,7 +184,8 @@ class Matching:
                 except PeerFault as fault:
                     self._words.fail(operation, wording.bad_frame(operation, node, str(fault)), broken=True)
             else:
-                self._words.fail(operation, wording.bad_frame(operation, node, "granted more before data flowed"))
+                error = wording.bad_frame(operation, node, "granted more before data flowed")
+                self._words.fail(operation, error, broken=True)
         elif isinstance(frame, Withdraw):
             self._admission.withdraw_came(operation, peer, frame)
         elif isinstance(frame, Withdrawn):
@@ -263,6 +269,9 @@ class Matching:
                 return
         if operation.state in ENDED:
             return
+        if now < operation.deadline and operation.spoiled is not None:
+            self._words.overdue(operation, operation.spoiled)
+            return
         if now < operation.deadline:
             operation.told = True
             self._tell_arrived(operation, to_all=True)
@@ -291,7 +300,7 @@ class Matching:
             operation.deadline = submit.deadline_at
             asks = operation.peers and not operation.told
             warn = now + min(1.0, (submit.deadline_at - now) / 2) if asks else submit.deadline_at
-            self._timers.set(operation, min(operation.wake, max(warn, now)))
+            self._timers.sooner(operation, max(warn, now))
 
     def _check(self, operation: Operation, submit: Submitted) -> AllReducedError | None:
         """Compare a submit with what can be; returns what is wrong with it."""
@@ -333,7 +342,7 @@ class Matching:
             return
         if view.ready is not None:
             node = group.members[peer].node
-            self._words.fail(operation, wording.bad_frame(operation, node, "was ready twice"))
+            self._words.fail(operation, wording.bad_frame(operation, node, "was ready twice"), broken=True)
             return
         view.attempt = frame.attempt
         view.ready = frame

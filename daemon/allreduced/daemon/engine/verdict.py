@@ -20,6 +20,9 @@ from allreduced.daemon.engine.operation import ENDED, Operation, State, Verdict
 from allreduced.daemon.engine.timers import Timed, Timers
 from allreduced.protocol.peer import Abort, Kept, OperationFrame
 
+PATIENCE = 1 / 4
+"""Part of the failure timeout for which frames that make no sense are not held against a peer."""
+
 READY_OUT = (State.READY, State.WITHDRAWING, State.RUNNING, State.BROKEN)
 """Another member may have a result: it may hold the READY of this one."""
 
@@ -40,21 +43,21 @@ class LastWords:
     def fail(self, operation: Operation, error: AllReducedError, *, final: bool = False, broken: bool = False) -> None:
         """Let the operation end with ``error``, on all members, unless one of them has delivered it.
 
-        ``final``: it is known that nobody can have a result. ``broken``: what is under way cannot give one here.
+        ``final``: it is known that nobody can have a result. ``broken``: what a peer sent makes no sense, so that what
+        is under way cannot give one here. Frames may have been lost with a link: then the end of the generation is
+        near, and mends it. So this waits a while.
         """
         if operation.state in ENDED:
             return
         if operation.peers:
+            verdict = operation.verdict
+            if broken:
+                self._spoiled(operation, error)
+                return
             if operation.group.frozen:
                 operation.doomed = operation.doomed or error
                 return
-            verdict = operation.verdict
-            if broken and operation.state is State.RUNNING:
-                operation.state = State.BROKEN
-                self._ending.cancel_receives(operation)
             if verdict is not None and verdict.kept:
-                if broken:
-                    self.give_up(operation)
                 return
             if not final and operation.state in READY_OUT:
                 self._say(operation, error)
@@ -89,7 +92,7 @@ class LastWords:
             return
         verdict = operation.verdict = operation.verdict or Verdict()
         verdict.kept = True
-        if operation.state is State.BROKEN:
+        if operation.state is State.BROKEN and not operation.group.frozen:
             self.give_up(operation)
         elif operation.done:
             self._ending.deliver(operation)
@@ -110,18 +113,24 @@ class LastWords:
     def overdue(self, operation: Operation, error: AllReducedError) -> None:
         """Fail an operation whose deadline has passed; give this member up where it has not ended a while after it."""
         now, end = self._context.now, operation.deadline + self._context.limits.failure_timeout
-        if now >= end:
+        if now < operation.deadline:
+            if operation.spoiled is not None and not operation.group.frozen:
+                self.fail(operation, operation.spoiled)
+            end = operation.deadline
+        elif now >= end:
             self.give_up(operation)
             end = now + self._context.limits.failure_timeout
         else:
-            self.fail(operation, error)
+            self.fail(operation, operation.spoiled or error)
         if operation.state not in ENDED and end < inf:
             self._timers.set(operation, end)
 
     def give_up(self, operation: Operation) -> None:
         """Take this member out of the group: it cannot end the operation as the others do, or does not know how."""
         verdict = operation.verdict
-        error = chosen(verdict.words) if verdict is not None and verdict.words else operation.doomed
+        error = (
+            chosen(verdict.words) if verdict is not None and verdict.words else operation.doomed or operation.spoiled
+        )
         group = operation.group.number
         self._context.out.append(GiveUp(group, wording.cut_off(operation, self._context.node, error)))
 
@@ -142,6 +151,18 @@ class LastWords:
                 self._weigh(operation, verdict)
             else:
                 self.fail(operation, error)
+
+    def _spoiled(self, operation: Operation, error: AllReducedError) -> None:
+        verdict = operation.verdict
+        if operation.state is State.RUNNING:
+            operation.state = State.BROKEN
+            self._ending.cancel_receives(operation)
+        if operation.spoiled is None:
+            operation.spoiled = error
+            limits = self._context.limits
+            self._timers.sooner(operation, self._context.now + limits.failure_timeout * PATIENCE)
+        if verdict is not None and verdict.kept and not operation.group.frozen:
+            self.give_up(operation)
 
     def _say(self, operation: Operation, error: AllReducedError) -> None:
         group = operation.group

@@ -10,6 +10,7 @@ from allreduced.core.errors import (
     AllReducedError,
     ClosedError,
     DeadlineExceeded,
+    GroupChanged,
     InvalidArgument,
     LimitExceeded,
     MismatchError,
@@ -19,6 +20,7 @@ from allreduced.core.errors import (
     from_wire,
     to_wire,
 )
+from allreduced.core.identity import OperationKey
 from allreduced.core.reductions import Reduction
 from allreduced.daemon.engine.group import Group
 from allreduced.daemon.engine.operation import Operation
@@ -107,6 +109,20 @@ def cut_off(operation: Operation, node: str, error: AllReducedError | None) -> A
         nodes=[node],
         ranks=operation.group.ranks,
         hint="look at the network between the nodes and at the load of this one, then form the group anew",
+    )
+
+
+def diverged(group: Group, operations: Sequence[tuple[str, int]]) -> GroupChanged:
+    """Return the error of a member whose ranks got results that the others did not keep."""
+    labels = [OperationKey(group.number, name, use).label() for name, use in operations]
+    shown = ", ".join(labels[:8]) + (f", … ({len(labels)} operations)" if len(labels) > 8 else "")
+    return GroupChanged(
+        f"{group.label}: the other nodes went on without node {group.me.node!r}, and may not have kept what it got "
+        f"from {shown}",
+        ranks=group.ranks,
+        nodes=[group.me.node],
+        diverged=True,
+        hint="do not use these results: go back to a state that all ranks share, and form the group anew",
     )
 
 
