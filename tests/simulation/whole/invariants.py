@@ -5,6 +5,7 @@ The numbers are those of the invariants in docs/failure.md.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -155,19 +156,21 @@ def _check_outcomes(world: World) -> None:
                     if (
                         bad is not good
                         and key in bad.failed
-                        and _together(good, bad, key)
+                        and _together(world, good, bad, key)
                         and not _own(bad.failed[key][1])
                     ):
                         what = f"{key} of {good.group}: {good.node} has a result, {bad.node}: {bad.failed[key][1]}"
                         history.violated("3 one outcome", what, good.group)
 
 
-def _together(good: Seat, bad: Seat, key: tuple[str, int]) -> bool:
+def _together(world: World, good: Seat, bad: Seat, key: tuple[str, int]) -> bool:
     """Tell whether two members went on together after one of them ended the operation."""
     generation = min(good.delivered[key][0], bad.failed[key][0])
     for end, (change, _) in good.installed.items():
         if end >= generation and end in bad.installed and bad.installed[end][0] == change:
             return True
+    if any((seat.group, seat.generation) in world.history.changes for seat in (good, bad)):
+        return False  # the others went on without one of them
     ended = max(good.delivered[key][1], bad.failed[key][2])
     return all(seat.cut_off is None and (seat.gone_at is None or seat.gone_at > ended) for seat in (good, bad))
 
@@ -234,7 +237,10 @@ def _check_resets(world: World) -> None:
         history.violated("7 resets are harmless", "an agent is called dead")
     if not faults and history.changes:
         history.violated("7 resets are harmless", "a generation ended without a fault")
+    seats = Counter(group for group, _, _ in history.seats)
     for request in history.requests:
+        if request.seat is None or seats[request.group] < len(request.seat.started.members):
+            continue  # the links were reset while the group formed, and it did not everywhere
         operation = world.operation(request.operation)
         # Where everything is well an operation takes some milliseconds.
         plain = not operation.absent and operation.odd < 0 and operation.deadline > 5 * world.timeout
