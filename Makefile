@@ -65,8 +65,9 @@ bench: bench-ready ## speed beside Gloo and physical limits, under 15 minutes (i
 bench-quick: bench-ready ## the same with fewer calls, within 2 minutes
 	$(PY) -m benchmarks.compare --quick
 
-docs: $(VENV)/.installed ## write docs/configuration.md from the schema of the settings
+docs: $(VENV)/.installed ## write docs/configuration.md, and the tables of docs/failure.md, from the code
 	$(PY) tools/configuration_reference.py
+	$(PY) tools/failure_tables.py
 
 format: $(VENV)/.installed ## format the Python code
 	$(VENV)/bin/ruff format .

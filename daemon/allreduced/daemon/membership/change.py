@@ -25,6 +25,7 @@ from allreduced.protocol.peer import (
     Accepted,
     Change,
     ChangeFrame,
+    Committed,
     Prepare,
     Promise,
     Trouble,
@@ -87,6 +88,10 @@ MESSAGES: Mapping[type, tuple[str, str]] = {
         "where no higher ballot was promised: accepts the change, answers",
     ),
     Accepted: ("an acceptor, to the proposer", "counts it"),
+    Committed: (
+        "the proposer, once a quorum has accepted, then whoever learns it, to all, once; and when a link is back",
+        "installs the change, whatever it promised",
+    ),
 }
 """Frame to (who sends it to whom, what the receiver does)."""
 

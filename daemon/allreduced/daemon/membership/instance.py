@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -25,9 +26,16 @@ class State(enum.Enum):
     PROPOSED = "proposed"
     RUNNING = "running"
     BROKEN = "broken"
-    """Nothing new runs in it. Its members agreed on that and settle what was in doubt, changes included."""
     CUT_OFF = "cut off"
-    """This node is no member any more: the others went on without it, or it gave up."""
+
+
+STATES: Mapping[State, str] = {
+    State.PROPOSED: "a proposal that waits for the consent of all members; no client is admitted",
+    State.RUNNING: "its members run operations, and agree on a change where there is trouble",
+    State.BROKEN: "nothing new runs in it: its members agreed on that, and settle what was in doubt, by changes too",
+    State.CUT_OFF: "this node is no member any more: the others went on without it, or it gave up; it votes no more",
+}
+"""What the states of an instance mean."""
 
 
 @dataclass(slots=True)

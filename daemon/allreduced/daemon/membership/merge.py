@@ -143,6 +143,7 @@ def _lost_ranks(members: Sequence[Member], promises: Mapping[int, Promise], goin
 
 def _results(promises: Mapping[int, Promise], going: Sequence[int]) -> tuple[tuple[Result, ...], bool]:
     """Return the results that a member has that goes on, and whether all of them could be told."""
+    alive = set(going)
     holders: dict[tuple[str, int], set[int]] = {}
     for promise in promises.values():
         for result in promise.results:
@@ -150,7 +151,7 @@ def _results(promises: Mapping[int, Promise], going: Sequence[int]) -> tuple[tup
     results = [
         Result(name, use, tuple(sorted(held))[:MAX_HOLDERS])
         for (name, use), places in sorted(holders.items())
-        if (held := places.intersection(going))
+        if (held := places & alive)
     ]
     room, fit = MAX_RESULT_NAMES, []
     for result in results[:MAX_RESULTS]:
