@@ -258,15 +258,16 @@ def _check_words(world: World) -> None:
     if len(faults) != 1 or faults[0].kind not in ("crash", "kill", "power") or faults[0].node.startswith("@"):
         return
     fault = faults[0]
+    seats = Counter(group for group, _, _ in history.seats)
     for request in history.requests:
+        if request.seat is None or seats[request.group] < len(request.seat.started.members):
+            continue  # it was killed while the group formed
         operation = world.operation(request.operation)
         error = request.error
         plain = not operation.absent and operation.odd < 0 and operation.deadline > 5 * world.timeout
         if error is None or not plain or not request.client.alive or isinstance(error, AgentUnavailable):
             continue
         lost = history.lost.get(request.group, set())
-        if "while its group gathered" in error.message:
-            continue  # the node that was to be a member never was one
         wanted = RankLost if fault.kind == "kill" else PeerLost
         if not isinstance(error, wanted) or fault.node not in error.nodes or not set(error.ranks) <= lost:
             history.violated("8 who is lost", f"{_call(world, request)}, lost ranks {lost}: {error!r}", request.group)
