@@ -165,6 +165,8 @@ def _check_outcomes(world: World) -> None:
 
 def _together(world: World, good: Seat, bad: Seat, key: tuple[str, int]) -> bool:
     """Tell whether two members went on together after one of them ended the operation."""
+    if bad.cut_off is not None and bad.failed[key][2] >= bad.cut_off:
+        return False  # it left the group first, and the error says so
     generation = min(good.delivered[key][0], bad.failed[key][0])
     for end, (change, _) in good.installed.items():
         if end >= generation and end in bad.installed and bad.installed[end][0] == change:
