@@ -281,7 +281,7 @@ def test_nonsense_of_peers_is_counted_and_harmless() -> None:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_every_claim_ends_once_all_members_agree_and_runs_never_mix(data: st.DataObject, seed: int) -> None:
-    """Random ranks on random nodes, random delivery, killed processes and agents, then a rerun of the same job."""
+    """Random ranks on random nodes, random delivery, reset links, killed processes and agents, then a rerun."""
     names = "abcd"[: data.draw(st.integers(1, 4), label="agents")]
     cluster = Cluster(names, seed)
     rng = cluster.random
@@ -310,16 +310,17 @@ def test_every_claim_ends_once_all_members_agree_and_runs_never_mix(data: st.Dat
                 kill(rng.choice(sorted(owners)))
             if rng.random() < 0.05 and len(cluster.agents) > 1:
                 cluster.kill(rng.choice(sorted(cluster.agents)))
+            if rng.random() < 0.2 and len(cluster.agents) > 1:
+                pair = sorted(rng.sample(sorted(cluster.agents), 2))
+                cluster.cut(*pair)
+                some_steps()
+                cluster.link(*pair)
         if rng.random() < 0.7:
             cluster.deliver_all()
         for client in owners:  # the launcher kills what is left of a run before it starts the next
             if run < 2:
                 kill(client)
-    cluster.deliver_all()
-    cluster.now = 301.0
-    for name in list(cluster.agents):
-        cluster.tell(name, TimePassed())
-    cluster.deliver_all()
+    cluster.pass_time(400.0)
 
     groups: dict[int, GroupStarted] = {}
     for client, (name, _) in owners.items():
@@ -332,7 +333,11 @@ def test_every_claim_ends_once_all_members_agree_and_runs_never_mix(data: st.Dat
             started = agent.admitted[client]
             known = groups.setdefault(started.group, started)
             assert known.members == started.members
-    for group in groups:
+    for group, started in groups.items():
+        inside = [client for client, (name, _) in owners.items() if _in_group(cluster, name, client, group)]
+        gone = dead.union(*(agent.ended for agent in cluster.agents.values()))
+        if len(inside) < started.size:  # a member is dead, or was not admitted: nobody waits for it
+            assert gone.issuperset(inside)
         runs = {run for client, (name, run) in owners.items() if _in_group(cluster, name, client, group)}
         assert len(runs) == 1
     for agent in cluster.agents.values():

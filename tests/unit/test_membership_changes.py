@@ -276,6 +276,32 @@ def test_claims_of_a_node_that_is_not_admitted_end_when_the_others_go_on_without
     assert isinstance(cluster.error("c", clients["c"]), PeerLost)
 
 
+def test_a_member_that_is_not_admitted_yet_takes_part_in_a_change_once_it_is() -> None:
+    cluster = Cluster("abc")
+    clients = {name: cluster.join(name, rank, 3) for rank, name in enumerate("abc")}
+
+    def deliver_but(held: tuple[str, str], beyond: int) -> None:
+        while True:
+            ready = [pair for pair, queue in cluster.queues.items() if len(queue) > (beyond if pair == held else 0)]
+            if not ready:
+                return
+            cluster.deliver_one(ready[0])
+
+    while not any(type(frame).__name__ == "Form" for frame in cluster.queues["b", "c"]):
+        cluster.deliver_one(next(pair for pair, queue in cluster.queues.items() if queue))
+    deliver_but(("b", "c"), len(cluster.queues["b", "c"]))
+    assert clients["a"] in cluster.agents["a"].admitted
+    assert clients["c"] not in cluster.agents["c"].admitted
+    cluster.tell("a", ClientGone(clients["a"]))
+    deliver_but(("b", "c"), len(cluster.queues["b", "c"]))
+    assert clients["c"] not in cluster.agents["c"].rejected
+    cluster.deliver_all()
+    for name in "bc":
+        error = cluster.agents[name].ended[clients[name]]
+        assert isinstance(error, RankLost)
+        assert error.ranks == (0,)
+
+
 def test_a_node_whose_ranks_left_still_tells_its_results() -> None:
     cluster, clients = formed("ab")
     group = group_of(cluster, clients)

@@ -39,6 +39,9 @@ from allreduced.protocol.peer import (
     Trouble,
 )
 
+_EARLY = 256
+"""Frames about changes that are kept for a proposal at most."""
+
 
 class Membership:
     """The memberships of one node. The same events give the same actions.
@@ -58,6 +61,8 @@ class Membership:
         self._scene = Scene(node, incarnation, timing or derived(5.0))
         self._forming = Forming(self._scene, tile_bytes, draw)
         self._running = Running(self._scene)
+        # Others were admitted a little earlier, and there is trouble already.
+        self._early: dict[int, list[tuple[str, ChangeFrame]]] = {}
         self._timer: float | None = None
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -89,6 +94,8 @@ class Membership:
                 pass  # what is due is looked at after every event
         self._running.time_passed(now)
         self._forming.expire(now)
+        if self._early:
+            self._take_early(now)
         self._set_timer()
         out, scene.out = scene.out, []
         return out
@@ -187,10 +194,27 @@ class Membership:
         if instance is not None and instance.state is not State.PROPOSED:
             self._running.change_arrived(node, frame, now)
             return
+        if instance is not None and instance.consented:
+            # The consents that are missing here are on their way, or their link ends and the proposal with it.
+            early = self._early.setdefault(frame.group, [])
+            if len(early) < _EARLY:
+                early.append((node, frame))
+            return
         if isinstance(frame, Trouble | Prepare | Committed):
             self._forming.went_on_without(frame.group, wording.went_on_without(frame))
         if isinstance(frame, Prepare):
             self._running.refuse(node, frame)
+
+    def _take_early(self, now: float) -> None:
+        """Take the frames about changes of groups that are formed by now, or that came to nothing."""
+        for group, frames in list(self._early.items()):
+            instance = self._scene.instances.get(group)
+            if instance is not None and instance.state is State.PROPOSED:
+                continue
+            del self._early[group]
+            for node, frame in frames:
+                if node in self._scene.peers:
+                    self._change_arrived(node, frame, now)
 
     def _set_timer(self) -> None:
         times = (self._forming.next_deadline(), self._running.next_deadline())
