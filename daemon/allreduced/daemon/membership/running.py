@@ -389,6 +389,11 @@ class Running:
             self._scene.out.append(TellEngine(GroupBroken(instance.group, error)))
         if instance.committed is not None:
             self._past.add(instance.group, instance.committed)
+        if instance.agreement is not None:
+            # The engine may be frozen, and nobody would tell it how what is in flight ended.
+            losses = [*instance.departed.values(), *instance.silent.values()]
+            error = wording.no_quorum(instance.form.key, self._scene.node, losses)
+            self._scene.out.append(TellEngine(GroupBroken(instance.group, error)))
         self._scene.out.append(TellEngine(GroupForgotten(instance.group)))
 
     def _needed(self, instance: Instance) -> bool:
