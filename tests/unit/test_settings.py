@@ -204,6 +204,8 @@ def test_check_prints_the_settings_as_toml_and_the_times_that_follow(
     for line in derived(8.0).describe():
         assert f"# {line}\n" in printed
     assert "# heartbeat = 1 s: " in printed
+
+
 def test_timeouts_that_contradict_name_both_keys_and_the_one_that_was_given() -> None:
     both = "[failure]\nfailure_timeout = 5.0\ndeadline = 4.0\n"
     for text, environ, place in (
