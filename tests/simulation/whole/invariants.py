@@ -134,7 +134,8 @@ def _check_changes(world: World) -> None:
         for at, (seat, change, when) in enumerate(learned):
             for earlier, other, _ in learned[:at]:
                 # Who left, or died, took its decision with it.
-                if change != other and (earlier.gone_at is None or earlier.gone_at > when):
+                gone = any(one.gone_at is not None and one.gone_at <= when for one in (earlier, seat))
+                if change != other and not gone:
                     what = f"end of generation {generation}: {earlier.node} {other} but {seat.node} {change}"
                     world.history.violated("agreement", what, group)
                     return
