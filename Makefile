@@ -8,6 +8,8 @@ TORCH ?= torch==2.13.0
 OPERATIONS ?= 1000000
 SEEDS ?= 0:100000
 ENGINE_SEEDS ?= 1000:3000
+KILLS ?= 300
+SATURATED ?= 600
 JAX ?= jax==0.10.2
 
 .PHONY: help demo test soak check test-native test-frameworks bench bench-quick docs format wheel clean
@@ -27,8 +29,8 @@ demo: $(VENV)/.installed ## train a small network over three agents, and check t
 test: $(VENV)/.installed ## run the tests
 	$(PY) -m pytest --ignore tests/frameworks
 
-soak: $(VENV)/.installed ## long runs: OPERATIONS operations, tensors over 4 GiB, SEEDS simulated clusters
-	SOAK=1 OPERATIONS=$(OPERATIONS) $(PY) -m pytest -s tests/soak
+soak: $(VENV)/.installed ## long runs: OPERATIONS operations, tensors over 4 GiB, KILLS faults, SEEDS simulated clusters
+	SOAK=1 OPERATIONS=$(OPERATIONS) KILLS=$(KILLS) SATURATED=$(SATURATED) $(PY) -m pytest -s tests/soak
 	SIMULATION_SEEDS=$(ENGINE_SEEDS) $(PY) -m pytest tests/simulation
 	$(PY) -m tests.simulation.sweep $(SEEDS)
 

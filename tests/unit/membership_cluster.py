@@ -199,3 +199,18 @@ def formed(names: str, seed: int = 0) -> tuple[Cluster, dict[str, int]]:
     cluster.deliver_all()
     assert all(client in cluster.agents[name].admitted for name, client in clients.items())
     return cluster, clients
+
+
+def group_of(cluster: Cluster, clients: dict[str, int]) -> int:
+    return cluster.started(*next(iter(clients.items()))).group
+
+
+def states(cluster: Cluster) -> dict[str, list[tuple[str, int]]]:
+    return {
+        name: [(group.state, group.generation) for group in agent.membership.snapshot().groups]
+        for name, agent in cluster.agents.items()
+    }
+
+
+def told(cluster: Cluster, clients: dict[str, int]) -> dict[str, AllReducedError]:
+    return {name: agent.ended[clients[name]] for name, agent in cluster.agents.items() if clients[name] in agent.ended}

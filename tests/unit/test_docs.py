@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import tomllib
 from pathlib import Path
 from types import ModuleType
 
+from allreduced.cli import cluster_view
 from allreduced.core import errors
+from allreduced.daemon.engine.operation import ENDED, State
 from allreduced.daemon.settings import Settings
 from allreduced.schedules.select import ALGORITHMS, TABLE
 
@@ -93,6 +96,31 @@ def test_the_guide_explains_every_error_that_users_meet() -> None:
     }
     for name in names - families - not_raised_yet:
         assert f"| `{name}" in GUIDE, name
+
+
+def test_the_keys_of_the_status_in_json_are_told() -> None:
+    records = {
+        "agents": cluster_view.AgentView,
+        "groups": cluster_view.GroupView,
+        "gatherings": cluster_view.GatheringView,
+        "members": cluster_view.MemberView,
+        "ranks": cluster_view.RankView,
+        "operations": cluster_view.OperationView,
+        "failed": cluster_view.FailedView,
+    }
+    _, _, section = GUIDE.partition("## See what runs")
+    section, _, _ = section.partition("\n## ")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, flags=re.MULTILINE))
+    for name, record in records.items():
+        told = list(re.findall(r"`(\w+)`", rows[name]))
+        assert told == [field.name for field in dataclasses.fields(record)], name
+    assert {"version", *(field.name for field in dataclasses.fields(cluster_view.ClusterView))} < set(rows)
+
+
+def test_the_states_of_operations_are_told() -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    for state in set(State) - set(ENDED):
+        assert f"`{state.value}`" in page, state
 
 
 def test_every_dependency_has_its_reason() -> None:

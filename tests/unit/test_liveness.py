@@ -202,3 +202,13 @@ def test_every_state_that_is_not_final_can_be_reached_and_left() -> None:
     assert reached == set(PeerState)
     assert left == set(PeerState) - FORGOTTEN
     assert {sign for _, sign in TABLE} == set(Sign)
+
+
+def test_an_agent_that_came_back_with_its_clock_set_back_is_welcome_once_the_later_start_is_silent() -> None:
+    liveness = up(incarnation=7)
+    assert not liveness.welcome("b", 6)
+    assert liveness.link_up("b", 6, 1.0) == ()
+    run(liveness, T + 1)
+    assert liveness.welcome("b", 6)
+    assert liveness.link_up("b", 6, T + 2) == (PeerUp("b", 6),)  # that the later one is dead is not proven
+    assert not liveness.welcome("b", 5)

@@ -65,6 +65,28 @@ def test_a_peer_that_comes_late_hears_of_waiting_claims() -> None:
     assert cluster.started("a", first).group == cluster.started("b", second).group
 
 
+def test_a_gathering_tells_who_waits_since_when_and_who_did_not_consent() -> None:
+    cluster = Cluster("abc", connect=False)
+    cluster.link("a", "b")
+    cluster.link("a", "c")
+    cluster.now = 10.0
+    cluster.join("a", 0, 3, pid=70)
+    cluster.now = 12.0
+    cluster.join("b", 1, 3, pid=71)
+    cluster.deliver_all()
+    [gathering] = cluster.agents["a"].membership.snapshot().gatherings
+    assert (gathering.key, gathering.size, gathering.silent) == (KEY, 3, ())
+    assert gathering.ranks == ((0, "a", 70, 10.0), (1, "b", 71, 12.0))
+    cluster.join("c", 2, 3)
+    cluster.deliver_all()
+    silent = {name: agent.membership.snapshot().gatherings[0].silent for name, agent in cluster.agents.items()}
+    assert silent == {"a": ("b", "c"), "b": ("c",), "c": ("b",)}  # b and c cannot reach each other
+    cluster.link("b", "c")
+    cluster.deliver_all()
+    [group] = cluster.agents["b"].membership.snapshot().groups
+    assert (group.state, group.local, group.generation, group.error) == ("running", ((1, 2, 71),), 1, None)
+
+
 def test_admission_waits_until_all_members_reach_each_other() -> None:
     cluster = Cluster("abc", connect=False)
     cluster.link("a", "b")
@@ -166,15 +188,17 @@ def test_the_deadline_names_the_ranks_that_never_came() -> None:
 def test_a_killed_client_breaks_the_group_everywhere_and_is_named() -> None:
     cluster, clients = formed("abc")
     group = cluster.started("b", clients["b"]).group
-    cluster.tell("b", ClientGone(clients["b"], "waiting for all_reduce 'grad'"))
+    cluster.tell("b", ClientGone(clients["b"], "while it waited for barrier (its call 3), for 2 s"))
     cluster.deliver_all()
     for name in "ac":
         error = cluster.agents[name].ended[clients[name]]
         assert isinstance(error, RankLost)
         assert (error.ranks, error.nodes) == ((1,), ("b",))
         assert error.message == (
-            "rank 1 (process 101 on node 'b') ended without leaving the group while waiting for all_reduce 'grad'"
+            "rank 1 (process 101 on node 'b') ended without leaving the group, "
+            "while it waited for barrier (its call 3), for 2 s"
         )
+        assert "form the group anew" in error.hint
         (change,) = cluster.agents[name].changes(group)
         assert change.change.ended
     assert cluster.agents["b"].membership.snapshot().groups == ()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -70,8 +70,7 @@ class Kind:
     elements: np.dtype[np.generic] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A checked tensor: ``array``, with elements of ``dtype.storage``, shares the caller's memory."""
 
     array: Array
@@ -89,14 +88,18 @@ def read_tensor(value: object, *, what: str = "x") -> Tensor:
 
     :raises InvalidArgument: not a tensor on the CPU, a dtype outside the table, or not in this machine's byte order.
     """
-    if _is_torch(value):
+    if type(value) is np.ndarray:
+        known = _KNOWN.get(value.dtype)
+        if known is not None:
+            return Tensor(value, known, _NUMPY)
+    elif _is_torch(value):
         return _from_torch(value, what)
     if type(value) is not np.ndarray and not isinstance(value, ArrayInterface) and isinstance(value, DLPack):
         array, dtype = read_dlpack(value, what)
         elements = _numpy_bfloat16(what) if dtype is DType.BFLOAT16 else None
         return Tensor(array, dtype, Kind(torch=False, elements=elements))
     array = _as_array(value, what)
-    dtype = _KNOWN.get(array.dtype) or _read_dtype(array.dtype, what)
+    dtype = _read_dtype(array.dtype, what)
     if dtype is DType.BFLOAT16:
         return Tensor(array.view(dtype.storage), dtype, Kind(torch=False, elements=array.dtype))
     return Tensor(array, dtype, _NUMPY)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from allreduced.client.arguments import check_deadline, check_text, whole
 from allreduced.client.arrays import Array, Tensor, read_out, read_tensor
-from allreduced.client.operation import Operation, Part, Sink
+from allreduced.client.operation import Operation, Part, Sink, signature
 from allreduced.client.overlap import Use, find_conflict
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import InvalidArgument
@@ -21,8 +22,7 @@ CANONICAL = "canonical"
 """The algorithm whose order of reduction depends on nothing but the ranks and their nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """The keywords that all collectives have."""
 
     name: str | None
@@ -37,12 +37,14 @@ class Options:
         :raises InvalidArgument: one of them is out of range.
         """
         name = "" if self.name is None else check_text("name", self.name)
-        priority = whole(self.priority)
+        priority = self.priority if type(self.priority) is int else whole(self.priority)
         if priority is None or not -MAX_PRIORITY - 1 <= priority <= MAX_PRIORITY:
             raise InvalidArgument(f"priority is {self.priority!r}; it is a whole number of 32 bits, 0 is normal")
-        algorithm = "" if self.algorithm is None else check_text("algorithm", self.algorithm)
-        if len(algorithm.encode()) > 64:
-            raise InvalidArgument(f"algorithm {algorithm[:40]!r}… is not known")
+        algorithm = ""
+        if self.algorithm is not None:
+            algorithm = check_text("algorithm", self.algorithm)
+            if len(algorithm.encode()) > 64:
+                raise InvalidArgument(f"algorithm {algorithm[:40]!r}… is not known")
         if self.deterministic:
             if algorithm not in ("", CANONICAL):
                 raise InvalidArgument(
@@ -74,19 +76,9 @@ def broadcast(x: object, *, root: int, rank: int, size: int, out: object, view: 
 def barrier(*, options: Options) -> Operation:
     """Return the operation of ``barrier()``."""
     name, deadline, priority, algorithm = options.checked()
-    part = Part(
-        kind="barrier",
-        name=name,
-        dtype=DType.INT32,
-        reduction=Reduction.SUM,
-        shape="",
-        count=0,
-        root=-1,
-        sources=(),
-        sinks=(),
-    )
+    part = Part(signature("barrier", DType.INT32, Reduction.SUM, "", 0, -1), name, (), ())
     return Operation(
-        [part], results=0, single=True, view=False, deadline=deadline, priority=priority, algorithm=algorithm
+        (part,), results=0, single=True, view=False, deadline=deadline, priority=priority, algorithm=algorithm
     )
 
 
@@ -113,21 +105,16 @@ def all_reduce_many(
         pairs = sinks[dtype]
         suffix = f"/{dtype.label}" if name and parts else ""
         check_name("name", name + suffix)
-        parts.append(
-            Part(
-                kind="all_reduce_many",
-                name=name + suffix,
-                dtype=dtype,
-                reduction=parse_reduction(op, dtype),
-                shape=shape,
-                count=sum(tensor.array.size for tensor, _ in pairs),
-                root=-1,
-                sources=[tensor.array for tensor, _ in pairs],
-                sinks=[sink for _, sink in pairs],
-            )
+        count = sum(tensor.array.size for tensor, _ in pairs)
+        part = Part(
+            signature("all_reduce_many", dtype, parse_reduction(op, dtype), shape, count, -1),
+            name + suffix,
+            tuple(tensor.array for tensor, _ in pairs),
+            tuple(sink for _, sink in pairs),
         )
+        parts.append(part)
     return Operation(
-        parts,
+        tuple(parts),
         results=len(given),
         single=False,
         view=view,
@@ -145,7 +132,7 @@ def _check_overlap(tensors: Sequence[Tensor], sinks: Sequence[Sink]) -> None:
     :raises InvalidArgument: memory is shared; names who shares it.
     """
     uses = [
-        Use(f"out[{sink.index}]", sink.out, written=True, order=tensors[sink.index].dtype)
+        Use(f"out[{sink.place}]", sink.out, written=True, order=tensors[sink.place].dtype)
         for sink in sinks
         if sink.out is not None
     ]
@@ -181,20 +168,19 @@ def _one(
     options: Options,
 ) -> Operation:
     name, deadline, priority, algorithm = options.checked()
+    array = tensor.array
     part = Part(
-        kind=kind,
-        name=name,
-        dtype=tensor.dtype,
-        reduction=reduction,
-        shape=shape_text(tensor.array.shape),
-        count=tensor.array.size,
-        root=root,
-        sources=[tensor.array] if sends else [],
-        sinks=[_sink(0, tensor, out, view, what="out")],
+        signature(kind, tensor.dtype, reduction, _shape_text(array.shape), array.size, root),
+        name,
+        (array,) if sends else (),
+        (_sink(0, tensor, out, view, what="out"),),
     )
     return Operation(
-        [part], results=1, single=True, view=view, deadline=deadline, priority=priority, algorithm=algorithm
+        (part,), results=1, single=True, view=view, deadline=deadline, priority=priority, algorithm=algorithm
     )
+
+
+_shape_text = lru_cache(maxsize=4096)(shape_text)
 
 
 def _sink(index: int, tensor: Tensor, out: object, view: bool, *, what: str) -> Sink:

@@ -19,6 +19,7 @@ from allreduced.client.operation import Operation, Outcome, Part
 from allreduced.client.outbox import Outbox
 from allreduced.client.staging import ArenaRequest, Staging, pieces
 from allreduced.core.errors import (
+    AgentUnavailable,
     AllReducedError,
     ClosedError,
     InvalidArgument,
@@ -51,6 +52,10 @@ from allreduced.protocol.local import (
     Welcome,
     decode_to_client,
 )
+from allreduced.protocol.templates import SubmitTemplate
+
+MAX_TEMPLATES = 4096
+"""Different calls whose messages are kept ready."""
 
 MAX_DESCRIPTORS = 16
 """Descriptors that may wait for their messages; an agent that sends more breaks the protocol."""
@@ -67,6 +72,8 @@ class Conversation:
         """Why nothing more can be done with this connection."""
         self.join_error: AllReducedError | None = None
         self.group_error: AllReducedError | None = None
+        self.told = False
+        """Some caller knows that the agent was lost: the next call may attach again, to the agent that follows it."""
         self.completed: list[tuple[Part, Outcome]] = []
         """Parts that ended well and whose results the session has not taken yet, see :meth:`finish`."""
         self.returned: deque[int] = deque()
@@ -85,6 +92,8 @@ class Conversation:
         self._descriptors: deque[int] = deque()
         self._join_request = 0
         self._default_deadline = 0.0
+        self._all_ranks: tuple[int, ...] = ()
+        self._templates: dict[tuple[object, ...], SubmitTemplate] = {}
 
     # What the session wants
 
@@ -108,8 +117,10 @@ class Conversation:
 
         :raises AllReducedError: the connection or the group has ended.
         """
-        self.check()
-        self._flush_returned()  # first: the agent may need that memory for this very call
+        if self.error is not None or self.group_error is not None:
+            self.check()
+        if self.returned:
+            self._flush_returned()  # first: the agent may need that memory for this very call
         self._backlog.extend(operation.parts)
         self.advance()
 
@@ -118,9 +129,23 @@ class Conversation:
 
         :raises AllReducedError: the connection or the group has ended.
         """
-        error = self.error or self.group_error
+        error = self.group_error or self.error
         if error is not None:
+            self.tell(error)
             raise copy.copy(error)  # a stored error must not collect the frames of its raisers
+
+    def tell(self, error: AllReducedError | None) -> None:
+        """Take note that a caller gets ``error``. Where that is the loss of the agent, it is ``told`` from now on.
+
+        Not where the group had ended before: then it stays ended.
+        """
+        if error is self.error and isinstance(error, AgentUnavailable) and self.group_error is None:
+            self.told = True
+
+    @property
+    def broken(self) -> bool:
+        """True where the connection is of no use any more, not even to give leases back."""
+        return self.error is not None and not isinstance(self.error, ClosedError)
 
     def allocate(self, nbytes: int) -> ArenaRequest:
         """Ask for a block of shared memory; the request is done now, or when the agent has answered."""
@@ -166,9 +191,9 @@ class Conversation:
     @property
     def has_output(self) -> bool:
         """True while there is something to send."""
-        return bool(self._outbox or self.returned)
+        return bool(self._outbox.queue or self.returned)
 
-    def output(self) -> list[memoryview]:
+    def output(self) -> list[bytes | memoryview]:
         """Return the next pieces to send; tell :meth:`sent` how much of them went out."""
         if self.returned:
             self._flush_returned()
@@ -191,11 +216,15 @@ class Conversation:
 
         :raises ProtocolError: the agent broke the protocol; the session must call :meth:`fail`.
         """
-        self._descriptors.extend(descriptors)
+        if descriptors:
+            self._descriptors.extend(descriptors)
         for body in self._reader.feed(data):
             if self.error is not None:
                 break
             message = decode_to_client(body)
+            if type(message) is Done and self.welcome is not None:
+                self._on_done(message)
+                continue
             descriptor = -1
             if isinstance(message, WITH_DESCRIPTOR):
                 if not self._descriptors:
@@ -206,7 +235,8 @@ class Conversation:
             raise ProtocolError(f"the agent sent {len(self._descriptors)} descriptors without their messages")
         if self.error is not None:
             self._close_descriptors()
-        self.advance()
+        if self._backlog:
+            self.advance()
 
     def _handle(self, message: ToClient, descriptor: int) -> None:
         if isinstance(message, ArenaGranted):
@@ -219,8 +249,6 @@ class Conversation:
             self._on_welcome(message)
         elif self.welcome is None:
             raise ProtocolError(f"the agent sent {type(message).__name__} before Welcome")
-        elif isinstance(message, Done):
-            self._on_done(message)
         elif isinstance(message, Download):
             self._on_download(message)
         elif isinstance(message, RequestFailed):
@@ -249,6 +277,7 @@ class Conversation:
         if message.rank not in message.nodes[message.node][1]:
             raise ProtocolError(f"the agent sent a Joined whose node lacks rank {message.rank}")
         self.joined = message
+        self._all_ranks = tuple(range(message.size))
 
     def _on_result_arena(self, message: ResultArena, descriptor: int) -> None:
         mapping = Mapping(message.arena, descriptor, message.nbytes, writable=False)
@@ -271,37 +300,40 @@ class Conversation:
             self._staging.release_idle()
 
     def _on_done(self, message: Done) -> None:
-        part = self._find(message.request, "Done")
+        request, payload = message.request, message.payload
+        part = self._pending.get(request) or self._find(request, "Done")
         if part.download is not None:
-            raise ProtocolError(f"the agent sent Done for request {message.request} twice")
-        participants = message.participants or self._all_ranks()
-        outcome = Outcome(None, False, None, participants, message.algorithm, message.elapsed)
+            raise ProtocolError(f"the agent sent Done for request {request} twice")
+        nbytes, storage = part.signature.nbytes, part.signature.storage
+        data: Array | None = None
+        owned, lease = False, None
         if message.pieces:
-            part.head = outcome
-            part.download = np.empty(part.count, part.dtype.storage)
-            return
-        if message.payload is not None:
-            if len(message.payload) != part.nbytes:
-                raise ProtocolError(f"the agent sent a result of {len(message.payload)} bytes for {part.nbytes}")
-            data: Array = np.frombuffer(message.payload, part.dtype.storage)
-            outcome = Outcome(data, False, None, participants, message.algorithm, message.elapsed)
+            pass
+        elif payload is not None:
+            if len(payload) != nbytes:
+                raise ProtocolError(f"the agent sent a result of {len(payload)} bytes for {nbytes}")
+            data = np.frombuffer(payload, storage)
         elif message.arena >= 0:
             mapping = self._results.get(message.arena)
             if mapping is None:
                 raise ProtocolError(f"the agent sent a result in arena {message.arena}, which it did not send")
-            if message.nbytes != part.nbytes or message.offset + message.nbytes > mapping.nbytes:
+            if message.nbytes != nbytes or message.offset + message.nbytes > mapping.nbytes:
                 raise ProtocolError(f"the agent sent a result outside arena {message.arena}, or of a wrong size")
             keep = self.owner() if self.owner is not None else None
             lease = Lease(mapping, message.offset, message.nbytes, message.lease, self._release, keep)
             self.leased += 1
-            data = lease.array((part.count,), part.dtype.storage)
-            outcome = Outcome(data, False, lease, participants, message.algorithm, message.elapsed)
-        elif part.nbytes:
-            raise ProtocolError(f"the agent sent no result for an operation of {part.nbytes} bytes")
+            data = lease.array((part.signature.count,), storage)
+        elif nbytes:
+            raise ProtocolError(f"the agent sent no result for an operation of {nbytes} bytes")
         elif part.sinks:
-            empty: Array = np.empty(0, part.dtype.storage)
-            outcome = Outcome(empty, True, None, participants, message.algorithm, message.elapsed)
-        del self._pending[part.request]
+            data, owned = np.empty(0, storage), True
+        participants = message.participants or self._all_ranks
+        outcome = Outcome(data, owned, lease, participants, message.algorithm, message.elapsed)
+        if message.pieces:
+            part.head = outcome
+            part.download = np.empty(part.signature.count, storage)
+            return
+        del self._pending[request]
         self.completed.append((part, outcome))
 
     def _on_download(self, message: Download) -> None:
@@ -310,8 +342,9 @@ class Conversation:
             raise ProtocolError(f"the agent sent a piece of request {message.request}, which expects none")
         target = part.download.view(np.uint8)
         end = part.downloaded + len(message.data)
-        if end > part.nbytes or message.last != (end == part.nbytes):
-            raise ProtocolError(f"the agent sent pieces that do not make {part.nbytes} bytes")
+        nbytes = part.signature.nbytes
+        if end > nbytes or message.last != (end == nbytes):
+            raise ProtocolError(f"the agent sent pieces that do not make {nbytes} bytes")
         target[part.downloaded : end] = np.frombuffer(message.data, np.uint8)
         part.downloaded = end
         if message.last:
@@ -326,9 +359,6 @@ class Conversation:
         if part is None:
             raise ProtocolError(f"the agent sent {what} for request {request}, which is not pending")
         return part
-
-    def _all_ranks(self) -> tuple[int, ...]:
-        return tuple(range(self.joined.size)) if self.joined is not None else ()
 
     def _release(self, lease: int) -> None:
         self.returned.append(lease)
@@ -349,35 +379,45 @@ class Conversation:
         place = self._staging.place(part, self.welcome.inline_limit)
         if place is None:
             return False
-        part.request = self._outbox.next_request()
-        self._pending[part.request] = part
+        request = part.request = self._outbox.next_request()
+        self._pending[request] = part
         operation = part.operation
-        self._outbox.send(
-            Submit(
-                request=part.request,
-                group=self.joined.group,
-                kind=part.kind,
-                name=part.name,
-                dtype=int(part.dtype),
-                op=int(part.reduction),
-                shape=part.shape,
-                count=part.count,
-                root=part.root,
-                priority=operation.priority,
-                deadline=operation.deadline,
-                algorithm=operation.algorithm,
-                payload=place.payload,
-                arena=place.arena,
-                offset=place.offset,
-                upload=place.upload,
-                inline_result=not self.shared_memory,
-            )
-        )
+        key = (part.signature, part.name, operation.priority, operation.deadline, operation.algorithm)
+        template = self._templates.get(key)
+        if template is None:
+            if len(self._templates) >= MAX_TEMPLATES:
+                self._templates.clear()
+            template = self._templates[key] = self._template(part, self.joined.group)
+        self._outbox.send_encoded(template.encode(request, *place))
         if place.upload:
             self._outbox.send_pieces(pieces(part))
         else:
             part.sources = ()
         return True
+
+    def _template(self, part: Part, group: int) -> SubmitTemplate:
+        signature, operation = part.signature, part.operation
+        return SubmitTemplate(
+            Submit(
+                request=0,
+                group=group,
+                kind=signature.kind,
+                name=part.name,
+                dtype=int(signature.dtype),
+                op=int(signature.reduction),
+                shape=signature.shape,
+                count=signature.count,
+                root=signature.root,
+                priority=operation.priority,
+                deadline=operation.deadline,
+                algorithm=operation.algorithm,
+                payload=None,
+                arena=-1,
+                offset=0,
+                upload=False,
+                inline_result=not self.shared_memory,
+            )
+        )
 
     # Sending
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,19 +36,41 @@ class WorkInfo:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sink:
-    """Where one tensor of a part's result goes: into ``out``, or to place ``index`` of the results as a new array."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Signature:
+    """What a call is, whatever its name: this must agree between ranks. That of equal calls is the same object.
 
-    index: int
+    ``shape``: the text that is compared. ``nbytes``: of the tensor data. ``storage``: NumPy's type of its elements.
+    """
+
+    kind: str
+    dtype: DType
+    reduction: Reduction
+    shape: str
+    count: int
+    root: int
+    nbytes: int
+    storage: np.dtype[np.generic]
+
+
+@lru_cache(maxsize=4096)
+def signature(kind: str, dtype: DType, reduction: Reduction, shape: str, count: int, root: int) -> Signature:
+    """Return the signature of calls with these facts."""
+    nbytes = count * dtype.itemsize
+    return Signature(kind, dtype, reduction, shape, count, root, nbytes, np.dtype(dtype.storage))
+
+
+class Sink(NamedTuple):
+    """Where one tensor of a part's result goes: into ``out``, or to ``place`` of the results as a new array."""
+
+    place: int
     shape: tuple[int, ...]
     out: Array | None
     out_object: object
     kind: Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What the agent said at the end of one part: ``data`` is the flat result, ``owned`` if nobody else has it."""
 
     data: Array | None
@@ -62,45 +85,23 @@ class Part:
     """One operation at the agent: what is sent, what its memory is, where the result goes."""
 
     __slots__ = (
-        "count",
         "download",
         "downloaded",
-        "dtype",
         "head",
         "hold",
-        "kind",
         "name",
         "operation",
-        "reduction",
         "request",
-        "root",
-        "shape",
+        "signature",
         "sinks",
         "sources",
     )
 
-    def __init__(
-        self,
-        *,
-        kind: str,
-        name: str,
-        dtype: DType,
-        reduction: Reduction,
-        shape: str,
-        count: int,
-        root: int,
-        sources: Sequence[Array],
-        sinks: Sequence[Sink],
-    ) -> None:
-        self.kind = kind
+    def __init__(self, signature: Signature, name: str, sources: tuple[Array, ...], sinks: tuple[Sink, ...]) -> None:
+        self.signature = signature
         self.name = name
-        self.dtype = dtype
-        self.reduction = reduction
-        self.shape = shape
-        self.count = count
-        self.root = root
-        self.sources: tuple[Array, ...] = tuple(sources)
-        self.sinks: tuple[Sink, ...] = tuple(sinks)
+        self.sources = sources
+        self.sinks = sinks
         self.hold: object = None
         """Keeps the input's shared memory from being used again while the agent reads it."""
         self.request = 0
@@ -109,11 +110,6 @@ class Part:
         self.download: Array | None = None
         self.downloaded = 0
         self.operation: Operation
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor data."""
-        return self.count * self.dtype.itemsize
 
     def forget_input(self) -> None:
         """Let go of the input: the agent reads it no more."""
@@ -125,14 +121,14 @@ class Operation:
     """One call: its parts, and how it ended. ``done`` is set last, after results and errors."""
 
     __slots__ = (
+        "_facts",
+        "_info",
         "_names",
-        "_outcomes",
         "algorithm",
         "deadline",
         "done",
         "error",
         "give_up_at",
-        "info",
         "parts",
         "priority",
         "result",
@@ -144,7 +140,7 @@ class Operation:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: tuple[Part, ...],
         *,
         results: int,
         single: bool,
@@ -153,24 +149,26 @@ class Operation:
         priority: int,
         algorithm: str,
     ) -> None:
-        self.parts = tuple(parts)
-        self._names = [(part.kind, part.name) for part in self.parts]
+        self.parts = parts
+        self._names: tuple[tuple[str, str], ...] = ()
+        """Kinds and names of the parts, once these are gone."""
         self.results: list[object] = [None] * results
         self.single = single
         self.view = view
         self.deadline = deadline
         self.priority = priority
         self.algorithm = algorithm
-        self.unended = len(self.parts)
+        self.unended = len(parts)
         self.give_up_at = math.inf
         self.error: AllReducedError | None = None
         self.result: object = None
-        self.info: WorkInfo | None = None
         self.done = False
-        self._outcomes: list[tuple[int, Outcome]] = []
-        for part in self.parts:
+        self._info: WorkInfo | None = None
+        self._facts: list[tuple[tuple[int, ...], str, float, int]] = []
+        """What WorkInfo tells, of each part that ended well."""
+        for part in parts:
             part.operation = self
-        if not self.parts:
+        if not parts:
             self._succeed()
 
     def materialize(self, part: Part, outcome: Outcome) -> AllReducedError | None:
@@ -181,29 +179,26 @@ class Operation:
         """
         if self.done or outcome.data is None:
             return None
+        data, offset = outcome.data, 0
         try:
-            self._materialize(part, outcome.data, outcome.owned)
+            for sink in part.sinks:
+                count = math.prod(sink.shape)
+                piece = data if count == data.size else data[offset : offset + count]
+                if piece.shape != sink.shape:
+                    piece = piece.reshape(sink.shape)
+                offset += count
+                if sink.out is not None:
+                    np.copyto(sink.out, piece)
+                    self.results[sink.place] = sink.out_object
+                    continue
+                if self.view:
+                    piece.flags.writeable = False
+                elif not (outcome.owned and len(part.sinks) == 1):
+                    piece = piece.copy()
+                self.results[sink.place] = in_kind(piece, part.signature.dtype, sink.kind)
         except (MemoryError, ValueError) as error:
             return InvalidArgument(f"the result cannot be stored: {error}")
         return None
-
-    def _materialize(self, part: Part, data: Array, owned: bool) -> None:
-        offset = 0
-        for sink in part.sinks:
-            count = math.prod(sink.shape)
-            piece = data if count == data.size else data[offset : offset + count]
-            if piece.shape != sink.shape:
-                piece = piece.reshape(sink.shape)
-            offset += count
-            if sink.out is not None:
-                np.copyto(sink.out, piece)
-                self.results[sink.index] = sink.out_object
-                continue
-            if self.view:
-                piece.flags.writeable = False
-            elif not (owned and len(part.sinks) == 1):
-                piece = piece.copy()
-            self.results[sink.index] = in_kind(piece, part.dtype, sink.kind)
 
     def part_done(self, part: Part, outcome: Outcome, error: AllReducedError | None) -> None:
         """Count the part as ended; ``error`` is what :meth:`materialize` said."""
@@ -213,7 +208,7 @@ class Operation:
         part.forget_input()
         if self.done:
             return
-        self._outcomes.append((part.nbytes, outcome))
+        self._facts.append((outcome.participants, outcome.algorithm, outcome.elapsed, part.signature.nbytes))
         self.unended -= 1
         if self.unended == 0:
             self._succeed()
@@ -229,31 +224,33 @@ class Operation:
         self._end()
 
     def _succeed(self) -> None:
-        if len(self._outcomes) == 1:
-            [(nbytes, outcome)] = self._outcomes
-            self.info = WorkInfo(outcome.participants, outcome.algorithm, outcome.elapsed, nbytes)
-        else:
-            self._sum_up()
         if not self.single:
             self.result = self.results
         elif self.results:
             self.result = self.results[0]
         self._end()
 
-    def _sum_up(self) -> None:
-        outcomes = [outcome for _, outcome in self._outcomes]
-        ranks = {rank for outcome in outcomes for rank in outcome.participants}
-        self.info = WorkInfo(
-            participants=tuple(sorted(ranks)),
-            algorithm=",".join(dict.fromkeys(outcome.algorithm for outcome in outcomes)),
-            elapsed=max((outcome.elapsed for outcome in outcomes), default=0.0),
-            nbytes=sum(nbytes for nbytes, _ in self._outcomes),
+    @property
+    def info(self) -> WorkInfo | None:
+        """Facts about a call that ended well; None before, and where it failed."""
+        if self._info is None and self.done and self.error is None:
+            self._info = self._sum_up()
+        return self._info
+
+    def _sum_up(self) -> WorkInfo:
+        if len(self._facts) == 1:
+            return WorkInfo(*self._facts[0])
+        return WorkInfo(
+            participants=tuple(sorted({rank for participants, *_ in self._facts for rank in participants})),
+            algorithm=",".join(dict.fromkeys(algorithm for _, algorithm, _, _ in self._facts)),
+            elapsed=max((elapsed for _, _, elapsed, _ in self._facts), default=0.0),
+            nbytes=sum(nbytes for *_, nbytes in self._facts),
         )
 
     def _end(self) -> None:
         # Parts refer to their operation: the circle would keep results alive until the garbage collector comes.
+        self._names = self._told_names()
         self.parts = ()
-        self._outcomes = []
         self.done = True
 
     def outcome(self) -> object:
@@ -273,5 +270,8 @@ class Operation:
         state = "pending"
         if self.done:
             state = "failed" if self.error is not None else "done"
-        label = ", ".join(f"{what} {name or 'unnamed'}" for what, name in self._names)
+        label = ", ".join(f"{what} {name or 'unnamed'}" for what, name in self._told_names())
         return f"<{kind} {label or 'of nothing'}: {state}>"
+
+    def _told_names(self) -> tuple[tuple[str, str], ...]:
+        return self._names or tuple([(part.signature.kind, part.name) for part in self.parts])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,14 +28,17 @@ class ArenaRequest:
     error: AllReducedError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
+class Input(NamedTuple):
     """Where an input is, in the words of Submit. By default there is none."""
 
     payload: bytes | None = None
     arena: int = -1
     offset: int = 0
     upload: bool = False
+
+
+_NOTHING = Input()
+_PIECES = Input(upload=True)
 
 
 class Staging:
@@ -67,26 +71,27 @@ class Staging:
         """
         for idle in self._pool.count_call():
             self._outbox.send(ReleaseArena(idle))
-        if not part.sources or not part.nbytes:
-            return Input()
-        if part.nbytes <= inline_limit:
-            return Input(payload=b"".join(source.tobytes() for source in part.sources))
+        sources, nbytes = part.sources, part.signature.nbytes
+        if not sources or not nbytes:
+            return _NOTHING
+        if nbytes <= inline_limit:
+            return Input(sources[0].tobytes() if len(sources) == 1 else b"".join([one.tobytes() for one in sources]))
         if not self._shared_memory:
-            return Input(upload=True)
+            return _PIECES
         found = self._find(part)
         if found is not None:
             part.hold = part.sources
             return found
-        block = self._stage(part.nbytes)
+        block = self._stage(nbytes)
         if block is not None:
-            _gather(part, block.array((part.count,), part.dtype.storage))
+            _gather(part, block.array((part.signature.count,), part.signature.storage))
             part.hold = block
             return Input(arena=block.mapping.arena, offset=block.offset)
         if self._waiting is not None:
             return None
         # No arena to be had. The agent must still see the operation, or unnamed ones would shift against those of
         # other ranks: it comes in pieces, and the agent says what it thinks of it.
-        return Input(upload=True)
+        return _PIECES
 
     def granted(self, message: ArenaGranted, descriptor: int) -> None:
         """Take an arena that the agent grants; closes the descriptor.
@@ -136,7 +141,7 @@ class Staging:
             start = address if start < 0 else start
             end = address + source.nbytes
         mapping = self._pool.find(start, end - start)
-        if mapping is None or (start - mapping.address) % part.dtype.itemsize:
+        if mapping is None or (start - mapping.address) % part.signature.dtype.itemsize:
             return None
         return Input(arena=mapping.arena, offset=start - mapping.address)
 
@@ -176,7 +181,7 @@ def pieces(part: Part) -> Iterator[bytes]:
     if len(part.sources) == 1 and part.sources[0].flags.c_contiguous:
         flat = part.sources[0].reshape(-1)
     else:
-        flat = np.empty(part.count, part.dtype.storage)
+        flat = np.empty(part.signature.count, part.signature.storage)
         _gather(part, flat)
     part.sources = ()
     raw = flat.view(np.uint8)

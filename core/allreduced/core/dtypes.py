@@ -26,6 +26,8 @@ class DType(enum.IntEnum):
     COMPLEX64 = 14
     COMPLEX128 = 15
 
+    __hash__ = int.__hash__  # that of enumerations is a Python function, and tables of dtypes are read in every call
+
     @property
     def label(self) -> str:
         """The name users give and read, such as ``float32``: NumPy's, and ``bfloat16``."""

@@ -28,6 +28,8 @@ class Reduction(enum.IntEnum):
     LOR = 10
     LXOR = 11
 
+    __hash__ = int.__hash__  # as of DType
+
     @property
     def label(self) -> str:
         """The name users give as ``op=``."""

@@ -28,6 +28,9 @@ MORE_FIELDS = 64
 MORE_BYTES = 4096
 """Bytes of text or data that an item added by a later version may have."""
 
+KEPT_BYTES = 64 << 10
+"""Bytes of a message after which the memory that it was packed in is given back."""
+
 SMALL = 1024
 """Bytes or items below which a body cannot make the decoder allocate much, see :meth:`Codec.unpack`."""
 
@@ -46,6 +49,7 @@ class Codec(Generic[M]):
         self._array: Callable[[M], object] = source.encoder
         self._message: Callable[..., M] = source.decoder
         self._items = source.most_items
+        self._packers = [msgpack.Packer()]
         self._limits: dict[str, int | bool] = {
             "use_list": False,
             "raw": False,
@@ -56,6 +60,7 @@ class Codec(Generic[M]):
             "max_map_len": max(source.most_pairs, MORE_FIELDS),
             "max_ext_len": 0,
         }
+        self._short_arrays = {**self._limits, "max_array_len": SMALL}
 
     def pack(self, message: M) -> bytes:
         """Return the msgpack array of the message.
@@ -64,8 +69,13 @@ class Codec(Generic[M]):
 
         :raises InternalError: a value cannot be told at all.
         """
+        # Making one costs more than most messages do. Taken from the list: a signal's handler may come in between.
+        packer = self._packers.pop() if self._packers else msgpack.Packer()
         try:
-            return cast("bytes", msgpack.packb(self._array(message)))
+            body = cast("bytes", packer.pack(self._array(message)))
+            if len(body) <= KEPT_BYTES:
+                self._packers.append(packer)
+            return body
         except (ValueError, TypeError, OverflowError) as error:
             raise InternalError(f"{self.cls.__name__} cannot be sent: {error}; it is {message!r:.2000}") from error
 
@@ -75,14 +85,23 @@ class Codec(Generic[M]):
         :raises ProtocolError: anything about it is wrong.
         """
         try:
-            if self._items > SMALL and len(body) > SMALL:
-                _skip(body)
-            array = msgpack.unpackb(body, **self._limits)
+            if self._items <= SMALL or len(body) <= SMALL:
+                array = msgpack.unpackb(body, **self._limits)
+            else:
+                array = self._unpack_large(body)
         except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
             raise ProtocolError(f"{self.cls.__name__}: the body is not msgpack within the limits: {error}") from error
         if type(array) is not tuple:
             raise ProtocolError(f"{self.cls.__name__}: the body is {_show(array)}, it must be an array")
         return self._message(array, *outside)
+
+    def _unpack_large(self, body: bytes | bytearray | memoryview) -> object:
+        """Unpack a body that may have long arrays. Most have none: only where one shows is the body walked over."""
+        try:
+            return msgpack.unpackb(body, **self._short_arrays)
+        except ValueError:
+            _skip(body)
+            return msgpack.unpackb(body, **self._limits)
 
 
 def _skip(body: bytes | bytearray | memoryview) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import struct
+from typing import NoReturn, TypeAlias
 
 from allreduced.core.errors import ProtocolError
 
 HEADER = 4
 """Bytes of the length in front of each body."""
+
+_LENGTH = struct.Struct("<I")
 
 Body: TypeAlias = "bytes | bytearray"
 
@@ -40,6 +43,10 @@ class MessageReader:
         """
         if self._error is not None:
             raise ProtocolError(self._error)
+        if not self._partial and len(data) > HEADER:
+            [length] = _LENGTH.unpack_from(data)
+            if length + HEADER == len(data) and length <= self._max_body:
+                return [bytes(data[HEADER:])]  # one whole message, as most are that come alone
         view = memoryview(data)
         bodies: list[Body] = []
         position = 0
@@ -48,10 +55,11 @@ class MessageReader:
         end = len(view)
         while end - position >= HEADER:
             start = position + HEADER
-            stop = start + self._length(view[position:start])
+            [length] = _LENGTH.unpack_from(view, position)
+            stop = start + (length if 0 < length <= self._max_body else self._refuse(length))
             if stop > end:
                 break
-            bodies.append(bytes(view[start:stop]))
+            bodies.append(view[start:stop].tobytes())
             position = stop
         if position < end:
             self._keep(view[position:])
@@ -83,8 +91,9 @@ class MessageReader:
 
     def _length(self, header: memoryview | bytearray) -> int:
         length = int.from_bytes(header[:HEADER], "little")
-        if not 0 < length <= self._max_body:
-            self._partial = bytearray()
-            self._error = f"a message tells a length of {length} bytes, 1 to {self._max_body} are allowed"
-            raise ProtocolError(self._error)
-        return length
+        return length if 0 < length <= self._max_body else self._refuse(length)
+
+    def _refuse(self, length: int) -> NoReturn:
+        self._partial = bytearray()
+        self._error = f"a message tells a length of {length} bytes, 1 to {self._max_body} are allowed"
+        raise ProtocolError(self._error)

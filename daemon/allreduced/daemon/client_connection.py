@@ -110,7 +110,7 @@ class ClientConnection:
         return not (self.closed or self._paused or self._finishing)
 
     def _readable(self) -> None:
-        if not self._reading():
+        if self.closed or self._paused or self._finishing:
             return
         try:
             nbytes = self._sock.recv_into(self._scratch)
@@ -132,15 +132,11 @@ class ClientConnection:
         except ProtocolError as error:
             self.refuse(error)
             return
-        if self._waiting:
+        if len(bodies) == 1 and not self._waiting:
+            self._handle(bodies[0])
+        elif bodies:
             self._waiting.extend(bodies)
             self._handle_waiting()
-            return
-        for place, body in enumerate(bodies):
-            self._handle(body)
-            if not self._reading():
-                self._waiting.extend(bodies[place + 1 :])
-                return
 
     def _handle_waiting(self) -> None:
         while self._waiting and self._reading():
@@ -165,9 +161,12 @@ class ClientConnection:
 
         A client that lets more wait than the limits allow is dropped. After the end this does nothing.
         """
+        self.send_encoded(encode(message), descriptor)
+
+    def send_encoded(self, data: bytes, descriptor: int | None = None) -> None:
+        """Do what :meth:`send` does, with a message that is encoded already."""
         if self.closed or self._finishing or self._unheard:
             return
-        data = encode(message)
         sent = 0
         if not self._out:
             try:

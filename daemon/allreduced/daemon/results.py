@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.client_connection import ClientConnection, Pieces
 from allreduced.daemon.engine.events import LeasesReturned
 from allreduced.daemon.engine.region import Region
 from allreduced.daemon.ports import EventSink, Result
 from allreduced.protocol import local
+from allreduced.protocol.templates import DoneTemplate
 
 
 class Results:
@@ -25,6 +28,7 @@ class Results:
         self._sink = sink
         self._inline_limit = inline_limit
         self._shown: set[int] = set()
+        self._template = lru_cache(maxsize=16)(DoneTemplate)
 
     def give(self, request: int, result: Result, *, by_arena: bool) -> None:
         """Send Done, with the result or where it is. ``by_arena`` false: the client wants the bytes themselves.
@@ -41,9 +45,8 @@ class Results:
                 pieces = self._pieces(request, memoryview(bytes(data)), 0)
         elif arena >= 0 and by_arena:
             self._show(arena)
-            self._connection.send(
-                local.Done(request, None, arena, offset, nbytes, lease, False, participants, algorithm, elapsed)
-            )
+            template = self._template(participants, algorithm)
+            self._connection.send_encoded(template.encode(request, None, arena, offset, nbytes, lease, False, elapsed))
             return
         elif arena >= 0:
             view = self._arenas.view(Region(arena, offset, nbytes))
@@ -53,9 +56,8 @@ class Results:
                 self.return_lease(lease)
             else:
                 pieces = self._pieces(request, view, lease)
-        self._connection.send(
-            local.Done(request, payload, -1, 0, nbytes, 0, pieces is not None, participants, algorithm, elapsed)
-        )
+        template = self._template(participants, algorithm)
+        self._connection.send_encoded(template.encode(request, payload, -1, 0, nbytes, 0, pieces is not None, elapsed))
         if pieces is not None:
             self._connection.stream(pieces)
 

@@ -21,14 +21,19 @@ KINDS = (*_REDUCING, "broadcast", "barrier")
 """The kinds of operations that there are."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HeldGroup:
-    """A formed group, as one client holds it. ``default_deadline``: seconds, for operations that name none."""
+    """A formed group, as one client holds it. ``default_deadline``: seconds, for operations that name none.
+
+    ``calls`` counts what the client submitted, ``last`` is kind and name of the last one.
+    """
 
     group: int
     rank: int
     size: int
     default_deadline: float
+    calls: int = 0
+    last: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,9 @@ def check_submit(message: Submit, held: HeldGroup, inline_limit: int) -> Submiss
     )
     if message.root != held.rank and message.root >= 0:
         submission = Submission(submission.fingerprint, 0)
-    _check_input(message, submission.nbytes, inline_limit)
+    payload = message.payload
+    if payload is None or not len(payload) == submission.nbytes <= inline_limit or message.arena >= 0 or message.upload:
+        _check_input(message, submission.nbytes, inline_limit)
     return submission
 
 

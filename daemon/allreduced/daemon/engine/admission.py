@@ -91,7 +91,7 @@ class Admission:
     def arena_ready(self, buffer: int) -> None:
         """Go on with the operations that wait for this buffer."""
         for operation in self._mapping.pop(buffer, ()):
-            if operation.state is State.MAPPING and _mapped(operation):
+            if operation.state is State.MAPPING and operation.mapped:
                 self._announce(operation)
 
     def arena_failed(self, buffer: int) -> list[Operation]:
@@ -202,7 +202,7 @@ class Admission:
         else:
             place = windows = _NOWHERE
         execution.place(place, windows)
-        if _mapped(operation):
+        if operation.mapped:
             self._announce(operation)
             return
         operation.state = State.MAPPING
@@ -349,7 +349,3 @@ class Admission:
 def _crowded(operation: Operation) -> bool:
     """Tell whether the group must not have one more operation that members may have to give each other."""
     return bool(operation.peers) and not operation.serial and not operation.group.keeper.has_room
-
-
-def _mapped(operation: Operation) -> bool:
-    return all(allocation is None or allocation.arena.ready for allocation in (operation.result, operation.scratch))

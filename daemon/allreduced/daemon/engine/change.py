@@ -177,9 +177,10 @@ class Changing:
                     keeper.agree(operation)
             self._ending.settle(operation)
         for operation in in_flight:
-            holders = results.get(operation.key)
-            if holders is not None and operation.missing == 0:
-                keeper.agree(operation)
+            if operation.key in results:
+                operation.begin_again(before)
+                if operation.missing == 0:
+                    keeper.agree(operation)
         if results:
             keeper.begun()
         for operation in in_flight:

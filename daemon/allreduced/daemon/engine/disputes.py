@@ -11,7 +11,7 @@ from allreduced.daemon.engine.context import Context
 from allreduced.daemon.engine.operation import STARTED, Operation
 from allreduced.daemon.engine.timers import Timed, Timers
 from allreduced.daemon.engine.verdict import LastWords
-from allreduced.protocol.peer import MAX_CALLS, Call, Differs, Fingerprint
+from allreduced.protocol.peer import Differs, Fingerprint
 
 DISPUTE_SECONDS = 1.0
 """How long to wait, where calls differ, for ranks that did not call yet: an error that names all shows who is wrong."""
@@ -39,7 +39,7 @@ class Disputes:
         if operation.disputed == inf:
             operation.disputed = min(now + DISPUTE_SECONDS, operation.deadline)
             self._timers.sooner(operation, operation.disputed)
-        frame = Differs(group.number, group.generation, operation.name, operation.use, _local_calls(operation))
+        frame = Differs(group.number, group.generation, operation.name, operation.use, operation.calls())
         for node, _ in group.others:
             self._context.out.append(SendFrame(node, frame))
         self.settle(operation)
@@ -74,11 +74,3 @@ def _fingerprints(operation: Operation) -> list[tuple[int, Fingerprint]]:
         else:
             pairs += [(rank, call.fingerprint) for call in view.calls for rank in call.ranks]
     return sorted(pairs, key=itemgetter(0))
-
-
-def _local_calls(operation: Operation) -> tuple[Call, ...]:
-    ranks: dict[Fingerprint, list[int]] = {}
-    for submit in operation.submits:
-        if submit is not None:
-            ranks.setdefault(submit.fingerprint, []).append(submit.rank)
-    return tuple(Call(fingerprint, tuple(sorted(held))) for fingerprint, held in ranks.items())[:MAX_CALLS]

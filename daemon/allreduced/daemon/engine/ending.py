@@ -150,8 +150,7 @@ class Ending:
             return
         self.release(operation)
         operation.group.ending.pop(operation.key, None)
-        if operation.peers:
-            operation.group.keeper.forget(operation)
+        operation.group.keeper.forget(operation)
 
     def _still_sends(self, operation: Operation) -> bool:
         execution = operation.execution

@@ -147,9 +147,16 @@ class Engine:
         """True where no operation that a local rank submitted is under way, here or (what it sends) for peers."""
         return not any(group.busy for group in self._groups.values())
 
-    def snapshot(self) -> Snapshot:
-        """Return what ``status`` shows, as plain data: groups, operations in flight and what each waits for."""
-        return take_snapshot(self._context, self._groups, self._memory, self._leases, len(self._early))
+    def snapshot(self, now: float = 0.0, most: int | None = None) -> Snapshot:
+        """Return what ``status`` shows, as plain data: groups, operations in flight and what each waits for.
+
+        ``now``: for how long; the time of the last event where none is given. ``most``: operations that are told, those
+        of each group that began first; at least one of each.
+        """
+        context, groups = self._context, self._groups
+        each = None if most is None else max(most // max(len(groups), 1), 1)
+        at = max(now, context.now)
+        return take_snapshot(context, groups, self._memory, self._leases, len(self._early), at, each)
 
     def _group_started(self, event: GroupStarted) -> None:
         if event.group in self._groups:

@@ -26,7 +26,7 @@ class Fetching:
         """Ask one of the holders for the result. Nothing uses its memory any more."""
         context, group = self._context, operation.group
         region, holders = operation.region, operation.holders
-        if region is None or not holders:
+        if region is None or not operation.mapped or not holders:
             self._words.give_up(operation)
             return
         node = holders[group.mine % len(holders)]

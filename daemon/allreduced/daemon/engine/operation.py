@@ -12,7 +12,7 @@ from allreduced.core.identity import Member, OperationKey
 from allreduced.daemon.engine.events import Submitted
 from allreduced.daemon.engine.memory import Allocation
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import Call, Fingerprint, Ready
+from allreduced.protocol.peer import MAX_CALLS, Call, Fingerprint, Ready
 
 if TYPE_CHECKING:
     from allreduced.daemon.engine.execution import Execution
@@ -233,6 +233,11 @@ class Operation:
         return self.state is State.RUNNING and (execution is None or (execution.final and self.source_readers == 0))
 
     @property
+    def mapped(self) -> bool:
+        """Whether the memory that it has exists already."""
+        return all(memory is None or memory.arena.ready for memory in (self.result, self.scratch))
+
+    @property
     def region(self) -> Region | None:
         """Where the result is, if there is memory for it."""
         nbytes = self.plan.nbytes if self.plan is not None else 0
@@ -293,3 +298,11 @@ class Operation:
             if member is not self.group.me and not view.here:
                 missing += [rank for rank in member.ranks if rank not in view.ranks]
         return tuple(sorted(missing))
+
+    def calls(self) -> tuple[Call, ...]:
+        """Return what local ranks called, so many different calls as a frame tells."""
+        ranks: dict[Fingerprint, list[int]] = {}
+        for submit in self.submits:
+            if submit is not None:
+                ranks.setdefault(submit.fingerprint, []).append(submit.rank)
+        return tuple(Call(fingerprint, tuple(sorted(held))) for fingerprint, held in ranks.items())[:MAX_CALLS]

@@ -79,6 +79,7 @@ class Forming:
             pid=event.pid,
             client=event.client,
             request=event.request,
+            since=self._scene.now,
             deadline_at=event.deadline_at,
         )
         self._gatherings.setdefault(event.key, Gathering(event.key)).add(claim)
@@ -171,7 +172,9 @@ class Forming:
                 self._scene.out.append(SendFrame(node, Refuse(frame.key, frame.client, to_wire(instance.error))))
                 return
         self._disagreements.claimed(frame.key, frame.rank, self._scene.now)
-        claim = Claim(frame.client, node, frame.size, frame.rank, frame.local_rank, frame.pid, group=bound)
+        claim = Claim(
+            frame.client, node, frame.size, frame.rank, frame.local_rank, frame.pid, since=self._scene.now, group=bound
+        )
         self._gatherings.setdefault(frame.key, Gathering(frame.key)).add(claim)
         self._settle(frame.key)
 

@@ -14,7 +14,8 @@ from allreduced.protocol.peer import Announce
 class Claim:
     """One process's claim to a rank. ``client`` and ``request`` are set where it is a client of this node.
 
-    ``group`` is the proposal that the claim is bound to, 0 while it is free. ``deadline_at`` matters for local claims.
+    ``group`` is the proposal that the claim is bound to, 0 while it is free. ``since``: when it became known here.
+    ``deadline_at`` matters for local claims.
     """
 
     number: int
@@ -25,6 +26,7 @@ class Claim:
     pid: int
     client: int = -1
     request: int = -1
+    since: float = 0.0
     deadline_at: float = inf
     group: int = 0
 

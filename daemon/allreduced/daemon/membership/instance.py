@@ -132,27 +132,31 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A running or broken group, for ``status``. ``state``: "changing" while its members agree on a change."""
+    """A proposed, running or broken group, for ``status``. ``local``: (rank, client, pid) of this node's clients.
+
+    ``state``: "changing" while its members agree on a change.
+    """
 
     group: int
     key: GroupKey
-    generation: int
     state: str
     size: int
-    nodes: tuple[tuple[str, tuple[int, ...]], ...]
-    local_ranks: tuple[int, ...]
+    members: tuple[Member, ...]
+    local: tuple[tuple[int, int, int], ...]
     left: tuple[int, ...]
+    generation: int
+    error: AllReducedError | None
 
 
 @dataclass(frozen=True, slots=True)
 class GatheringView:
-    """A group that waits for ranks, for ``status``."""
+    """A group that waits for ranks, for ``status``. ``silent``: agents that have not consented to the proposal."""
 
     key: GroupKey
     size: int
-    ranks: tuple[tuple[int, str, int], ...]
-    """(rank, node, pid) of those that are here."""
-    missing: tuple[int, ...]
+    ranks: tuple[tuple[int, str, int, float], ...]
+    """(rank, node, pid, since when) of those that are here."""
+    silent: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

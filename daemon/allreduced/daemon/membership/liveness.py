@@ -140,9 +140,12 @@ class Liveness:
         return peer.state if peer is not None else None
 
     def welcome(self, node: str, incarnation: int) -> bool:
-        """Tell whether a link of this start of the agent may be used: not if a later start is known."""
+        """Tell whether a link of this start of the agent may be used: not if a later start is known and not silent.
+
+        A machine may come back with its clock set back, and its agent seem to have started earlier than before.
+        """
         peer = self._peers.get(node)
-        return peer is None or incarnation >= peer.incarnation
+        return peer is None or incarnation >= peer.incarnation or peer.state is PeerState.SILENT
 
     def silence(self, node: str, now: float) -> float:
         """Return for how many seconds a node has been silent, less what is forgiven; infinite for unknown nodes."""
@@ -153,9 +156,9 @@ class Liveness:
 
     def link_up(self, node: str, incarnation: int, now: float) -> tuple[Verdict, ...]:
         """Take note of a link that is used from now on. Nothing follows where it is not :meth:`welcome`."""
-        peer = self._peers.get(node)
-        if peer is not None and incarnation < peer.incarnation:
+        if not self.welcome(node, incarnation):
             return ()
+        peer = self._peers.get(node)
         anew = peer is not None and incarnation > peer.incarnation
         if peer is None:
             peer = self._peers[node] = _Peer(incarnation, now, now)

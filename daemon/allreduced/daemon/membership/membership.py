@@ -21,10 +21,11 @@ from allreduced.daemon.membership.events import (
     TimePassed,
 )
 from allreduced.daemon.membership.forming import Forming
+from allreduced.daemon.membership.gathering import Gathering
 from allreduced.daemon.membership.instance import GatheringView, GroupView, Snapshot, State
 from allreduced.daemon.membership.running import Running
 from allreduced.daemon.membership.scene import Scene
-from allreduced.daemon.timing import Timing, derived
+from allreduced.daemon.timing import Timing
 from allreduced.protocol.peer import (
     Announce,
     Broken,
@@ -56,9 +57,9 @@ class Membership:
         incarnation: int,
         tile_bytes: int,
         draw: Callable[[], int],
-        timing: Timing | None = None,
+        timing: Timing,
     ) -> None:
-        self._scene = Scene(node, incarnation, timing or derived(5.0))
+        self._scene = Scene(node, incarnation, timing)
         self._forming = Forming(self._scene, tile_bytes, draw)
         self._running = Running(self._scene)
         # Others were admitted a little earlier, and there is trouble already.
@@ -111,9 +112,10 @@ class Membership:
                     generation=instance.generation,
                     state="changing" if instance.agreement is not None else instance.state.value,
                     size=len(instance.form.clients),
-                    nodes=tuple((member.node, member.ranks) for member in instance.members),
-                    local_ranks=tuple(sorted(instance.local)),
+                    members=instance.members,
+                    local=tuple((rank, claim.client, claim.pid) for rank, claim in sorted(instance.local.items())),
                     left=tuple(sorted(instance.left)),
+                    error=instance.error,
                 )
                 for instance in scene.instances.values()
                 if instance.local  # others are kept for the sake of other members only
@@ -122,8 +124,8 @@ class Membership:
                 GatheringView(
                     key=gathering.key,
                     size=size,
-                    ranks=tuple(sorted((claim.rank, claim.node, claim.pid) for claim in gathering)),
-                    missing=tuple(gathering.missing(size)),
+                    ranks=tuple(sorted((claim.rank, claim.node, claim.pid, claim.since) for claim in gathering)),
+                    silent=tuple(self._silent(gathering)),
                 )
                 for gathering in self._forming.gatherings
                 for size in [max((claim.size for claim in gathering), default=0)]
@@ -131,6 +133,12 @@ class Membership:
             peers=tuple(sorted(scene.peers.items())),
             ignored=scene.ignored,
         )
+
+    def _silent(self, gathering: Gathering) -> list[str]:
+        """Return the agents whose consent to the proposal for these claims is missing; none where there is none."""
+        numbers = {claim.group for claim in gathering}
+        instances = [self._scene.instances[number] for number in numbers if number in self._scene.instances]
+        return sorted({node for one in instances for node, _ in one.others() if node not in one.consents})
 
     def _peer_up(self, node: str, incarnation: int, now: float) -> None:
         scene = self._scene

@@ -22,10 +22,11 @@ class Standing(enum.Enum):
 
 
 class Scene:
-    """The state of one node's memberships, and the actions made so far during one event, at time ``now``.
+    """The state of one node's memberships, and the actions made so far during one event.
 
     ``peers``: incarnation of each agent that can be reached; ``cut``: of those whose link ended and that may come back.
     ``instances``: by number, proposed ones too. ``ignored`` counts frames that made no sense.
+    ``now``: the time of the event.
     """
 
     def __init__(self, node: str, incarnation: int, timing: Timing) -> None:

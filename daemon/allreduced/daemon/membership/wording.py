@@ -76,10 +76,14 @@ def not_formed(key: GroupKey, node: str, unreached: Sequence[str]) -> DeadlineEx
 
 
 def rank_lost(node: str, claims: Sequence[Claim], how: str, doing: str = "") -> RankLost:
-    """Return the error for processes of ``node`` that are gone. ``doing``: reads well behind "while"."""
+    """Return the error for processes of ``node`` that are gone; ``doing``: what they were doing, if it is known."""
     who = ", ".join(f"rank {claim.rank} ({claim.holder()})" for claim in claims)
-    while_ = f" while {doing}" if doing else ""
-    return RankLost(f"{who} {how}{while_}", ranks=[claim.rank for claim in claims], nodes=(node,))
+    return RankLost(
+        f"{who} {how}{', ' if doing else ''}{doing}",
+        ranks=[claim.rank for claim in claims],
+        nodes=(node,),
+        hint="look at the output of that process, and whether it was killed; then form the group anew",
+    )
 
 
 def ranks_gone(node: str, ranks: Sequence[int]) -> RankLost:
