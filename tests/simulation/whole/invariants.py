@@ -168,13 +168,16 @@ def _together(world: World, good: Seat, bad: Seat, key: tuple[str, int]) -> bool
     """Tell whether two members went on together after one of them ended the operation."""
     if bad.cut_off is not None and bad.failed[key][2] >= bad.cut_off:
         return False  # it left the group first, and the error says so
+    ended = bad.failed[key][2]
+    if any(at is not None and at < ended for at in (good.gone_at, good.cut_off)):
+        return False  # it cannot give the result to anybody any more, and who else had it may be gone as well
     generation = min(good.delivered[key][0], bad.failed[key][0])
     for end, (change, _) in good.installed.items():
         if end >= generation and end in bad.installed and bad.installed[end][0] == change:
             return True
     if any((seat.group, seat.generation) in world.history.changes for seat in (good, bad)):
         return False  # the others went on without one of them
-    ended = max(good.delivered[key][1], bad.failed[key][2])
+    ended = max(good.delivered[key][1], ended)
     return all(seat.cut_off is None and (seat.gone_at is None or seat.gone_at > ended) for seat in (good, bad))
 
 
