@@ -205,15 +205,14 @@ class SimulatedAgent:
         self._check_gone(verdict)
         self.membership_event(verdict)
 
-    def heard(self, node: str) -> None:
-        """Take note of a heartbeat."""
-        self.engine_event(engine_events.Heard((node,)))
+    def heard(self, nodes: tuple[str, ...]) -> None:
+        """Take note of signs of life."""
+        self.engine_event(engine_events.Heard(nodes))
 
     def frame(self, node: str, frame: peer.Frame) -> None:
         """Take a frame for one of the pure parts."""
         self._note(f"<- {node}", frame)
         if isinstance(frame, _OF_MEMBERSHIPS):
-            self.engine_event(engine_events.Heard((node,)))
             self.membership_event(membership_events.FrameArrived(node, frame))
         else:
             self.engine_event(engine_events.FrameArrived(node, frame))  # type: ignore[arg-type]
