@@ -151,7 +151,7 @@ class SimulatedAgent:
         """Take note that no seat here matters any more."""
         for seat in self._seats.values():
             ranks = next(member.ranks for member in seat.started.members if member.node == self.node)
-            self._history.lost.setdefault(seat.group, set()).update(ranks)
+            self._history.lose(seat.group, ranks, self.process.agenda.now)
             seat.gone_at = seat.gone_at if seat.gone_at is not None else self.process.agenda.now
 
     # Events

@@ -1,12 +1,10 @@
-"""What must hold in every run, whatever goes wrong.
-
-The numbers are those of the invariants in docs/failure.md.
-"""
+"""What must hold in every run, whatever goes wrong; docs/failure.md has the list."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from math import inf
 from typing import TYPE_CHECKING
 
 from tests.simulation.kernels import same_bits
@@ -86,8 +84,8 @@ def _check_ends(world: World) -> None:
             if _node(world, request) == node and end > request.submitted
         )
         world.latest = max(world.latest, late)
-        calm = max(request.submitted, world.scenario.heal_at)
-        if request.group in history.lost and at > calm + BOUND * timeout:
+        calm = max(request.submitted, world.scenario.heal_at, min(history.lost.get(request.group, {0: inf}).values()))
+        if at > calm + BOUND * timeout:
             what = f"{_call(world, request)} ended {at - calm:.3f} s after a rank was lost and the network healed"
             history.violated("1 in time", what, request.group)
         if late > BOUND * timeout:
@@ -273,10 +271,10 @@ def _check_words(world: World) -> None:
         plain = not operation.absent and operation.odd < 0 and operation.deadline > 5 * world.timeout
         if error is None or not plain or not request.client.alive or isinstance(error, AgentUnavailable):
             continue
-        lost = history.lost.get(request.group, set())
+        lost = set(history.lost.get(request.group, ()))
         wanted = RankLost if fault.kind == "kill" else PeerLost
         if not isinstance(error, wanted) or fault.node not in error.nodes or not set(error.ranks) <= lost:
-            history.violated("8 who is lost", f"{_call(world, request)}, lost ranks {lost}: {error!r}", request.group)
+            history.violated("7 who is lost", f"{_call(world, request)}, lost ranks {lost}: {error!r}", request.group)
 
 
 def _call(world: World, request: Request) -> str:
