@@ -18,7 +18,7 @@ from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.engine.events import Event, GroupStarted, Submitted
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.local_server import LocalServer, own_uid_only, root_only
-from allreduced.daemon.membership.events import ClientJoining
+from allreduced.daemon.membership.events import ClientGone, ClientJoining
 from allreduced.daemon.membership.events import Event as MembershipEvent
 from allreduced.daemon.ports import Result
 from allreduced.protocol.framing import MessageReader
@@ -78,6 +78,11 @@ class FakeSink:
     def membership_event(self, event: MembershipEvent) -> None:
         self.membership.append(event)
         self._changed.set()
+
+    @property
+    def gone(self) -> list[int]:
+        """The clients whose end was told to the memberships."""
+        return [event.client for event in self.membership if isinstance(event, ClientGone)]
 
     def now(self) -> float:
         return time.monotonic()

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 from allreduced.cli import cluster_view
 from allreduced.core import errors
@@ -19,13 +20,36 @@ CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 
 
-def test_the_configuration_page_is_what_make_docs_writes() -> None:
-    spec = importlib.util.spec_from_file_location("configuration_reference", ROOT / "tools/configuration_reference.py")
+def tool(name: str) -> ModuleType:
+    """Return a module out of tools/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    assert tool.PAGE.read_text(encoding="utf-8") == tool.page(), "run `make docs`"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_configuration_page_is_what_make_docs_writes() -> None:
+    reference = tool("configuration_reference")
+    assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "run `make docs`"
+
+
+def test_the_tables_about_failures_are_those_of_the_code() -> None:
+    tables = tool("failure_tables")
+    text = tables.PAGE.read_text(encoding="utf-8")
+    assert text == tables.page(text), "run `make docs`"
+    assert tables.names(text) == [
+        "times",
+        "peers",
+        "signs",
+        "detection",
+        "instances",
+        "standings",
+        "messages",
+        "phases",
+        "turns",
+    ]
 
 
 def test_the_configuration_page_tells_the_meaning_of_every_setting() -> None:

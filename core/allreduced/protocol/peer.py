@@ -135,7 +135,10 @@ class Retract:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The claim ``client`` of the receiver's cannot be served; its client gets the error."""
+    """The claim ``client`` of the receiver's cannot be served; its client gets the error.
+
+    ``client`` 0, with ``mismatch``: the ranks that the error names were refused; those that would wait for them are.
+    """
 
     key: GroupKey
     client: Id

@@ -16,6 +16,7 @@ from allreduced.core.errors import (
 )
 from allreduced.core.identity import GroupKey
 from allreduced.core.log_limit import LogLimit
+from allreduced.daemon.activity import Call, describe, describe_all
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.client_connection import ClientConnection
 from allreduced.daemon.engine.events import ClientGone as EngineClientGone
@@ -64,7 +65,10 @@ class _Join:
 
 @dataclass(slots=True, eq=False)
 class _Operation:
-    """A submit of the client. ``source``: its input; ``uploaded``: bytes of it that came so far, None once complete."""
+    """A submit of the client. ``source``: its input; ``uploaded``: bytes of it that came so far, None once complete.
+
+    ``call``: its number among the submits of the client in its group.
+    """
 
     message: local.Submit
     deadline_at: float
@@ -75,6 +79,7 @@ class _Operation:
     uploaded: int | None = None
     refused: AllReducedError | None = None
     """Why this agent cannot take it; the engine hears of it all the same, for it counts."""
+    call: int = 0
 
 
 class ClientSession:
@@ -268,7 +273,10 @@ class ClientSession:
             )
             self._refuse_request(request, error)
             return
-        operation = _Operation(message, self._sink.now() + (message.deadline or held.default_deadline))
+        held.calls += 1
+        held.last = message.kind, message.name
+        deadline_at = self._sink.now() + (message.deadline or held.default_deadline)
+        operation = _Operation(message, deadline_at, call=held.calls)
         try:
             if len(operations) + len(self._joins) >= self._limits.requests:
                 self._check_room()
@@ -439,7 +447,7 @@ class ClientSession:
             self._context.log.warning("event=client_dropped pid=%d uid=%d reason=%r", pid, uid, reason)
         self._gone = True
         if self._attached:
-            self._sink.membership_event(ClientGone(self.client))
+            self._sink.membership_event(ClientGone(self.client, self._doing()))
             self._sink.engine_event(EngineClientGone(self.client))
         for request, operation in tuple(self._operations.items()):
             if operation.uploaded is not None:  # the engine does not know of it
@@ -451,6 +459,22 @@ class ClientSession:
         self._keys.clear()
         self._context.changed()
         self._look_empty()
+
+    def _doing(self) -> str:
+        """Return what the client does right now, in words."""
+        now = self._sink.now()
+        waiting: dict[int, list[Call]] = {group: [] for group in self._groups}
+        for operation in self._operations.values():
+            message = operation.message
+            if held := self._groups.get(message.group):
+                begun = operation.deadline_at - (message.deadline or held.default_deadline)
+                waiting[held.group].append(Call(operation.call, message.kind, message.name, now - begun))
+        return describe_all(
+            [
+                (self._keys[group].name, describe(Call(held.calls, *held.last) if held.calls else None, waiting[group]))
+                for group, held in self._groups.items()
+            ]
+        )
 
     def _operation_over(self, request: int, operation: _Operation) -> None:
         del self._operations[request]

@@ -25,8 +25,9 @@ def error_of(losses: Sequence[Loss]) -> AllReducedError:
         )
     ranks = sorted({rank for loss in losses for rank in loss.ranks})
     whole = [loss.node for loss in losses if loss.whole]
-    message = "; ".join(loss.error[1] for loss in losses[:_SHOWN])
-    if len(losses) > _SHOWN:
+    causes = list(dict.fromkeys(loss.error[1] for loss in losses))
+    message = "; ".join(causes[:_SHOWN])
+    if len(causes) > _SHOWN:
         message += f"; … ({len(losses)} losses in all)"
     hint = next((loss.error[2] for loss in losses if loss.error[2]), "")
     if whole:

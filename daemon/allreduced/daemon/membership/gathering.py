@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from allreduced.core.identity import GroupKey
+from allreduced.protocol.peer import Announce
 
 
 @dataclass(slots=True)
@@ -33,6 +34,10 @@ class Claim:
     def local(self) -> bool:
         """True for a client of this node."""
         return self.client >= 0
+
+    def announced(self, key: GroupKey) -> Announce:
+        """Return what other agents are told of it."""
+        return Announce(key, self.size, self.rank, self.number, self.pid, self.local_rank)
 
     def holder(self) -> str:
         """Return how errors call the process."""
