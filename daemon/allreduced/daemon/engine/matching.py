@@ -196,7 +196,7 @@ class Matching:
             self._here(operation, peer, frame.stamp)
             group.keeper.flush_to(node, peer)
         elif isinstance(frame, Kept):
-            self._words.kept_came(operation, frame)
+            self._words.kept_came(operation)
         elif isinstance(frame, Arrived):
             view.ranks = tuple(rank for rank in group.members[peer].ranks if rank in frame.ranks)
             view.asked = True

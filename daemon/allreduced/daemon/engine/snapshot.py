@@ -26,8 +26,6 @@ class OperationInfo(TypedDict):
 
     name: str
     use: int
-    kind: str
-    nbytes: int
     state: str
     calls: tuple[Call, ...]
     waits_for: str
@@ -149,14 +147,11 @@ def _group(group: Group, now: float, each: int | None) -> GroupInfo:
 
 
 def _operation(operation: Operation, now: float) -> OperationInfo:
-    fingerprint = operation.fingerprint
     waits_for, nodes = _waits_for(operation)
     started = operation.missing < len(operation.submits)
     return {
         "name": operation.name,
         "use": operation.use,
-        "kind": fingerprint.kind if fingerprint is not None else "",
-        "nbytes": operation.execution.nbytes if operation.execution is not None else 0,
         "state": operation.state.value,
         "calls": operation.calls(),
         "waits_for": waits_for,
