@@ -6,7 +6,10 @@ PY := $(VENV)/bin/python
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard daemon/native/*)
 TORCH ?= torch==2.13.0
 OPERATIONS ?= 1000000
-SEEDS ?= 1000:3000
+SEEDS ?= 0:100000
+ENGINE_SEEDS ?= 1000:3000
+KILLS ?= 300
+SATURATED ?= 600
 JAX ?= jax==0.10.2
 
 .PHONY: help demo test soak check test-native test-frameworks bench bench-quick docs format wheel clean
@@ -26,9 +29,10 @@ demo: $(VENV)/.installed ## train a small network over three agents, and check t
 test: $(VENV)/.installed ## run the tests
 	$(PY) -m pytest --ignore tests/frameworks
 
-soak: $(VENV)/.installed ## long runs: OPERATIONS operations, tensors over 4 GiB, SEEDS seeds of the simulation
-	SOAK=1 OPERATIONS=$(OPERATIONS) $(PY) -m pytest -s tests/soak
-	SIMULATION_SEEDS=$(SEEDS) $(PY) -m pytest tests/simulation
+soak: $(VENV)/.installed ## long runs: OPERATIONS operations, tensors over 4 GiB, KILLS faults, SEEDS simulated clusters
+	SOAK=1 OPERATIONS=$(OPERATIONS) KILLS=$(KILLS) SATURATED=$(SATURATED) $(PY) -m pytest -s tests/soak
+	SIMULATION_SEEDS=$(ENGINE_SEEDS) $(PY) -m pytest tests/simulation
+	$(PY) -m tests.simulation.sweep $(SEEDS)
 
 check: $(VENV)/.installed ## ruff, mypy --strict, import-linter
 	$(VENV)/bin/ruff check .
@@ -63,8 +67,9 @@ bench: bench-ready ## speed beside Gloo and physical limits, under 15 minutes (i
 bench-quick: bench-ready ## the same with fewer calls, within 2 minutes
 	$(PY) -m benchmarks.compare --quick
 
-docs: $(VENV)/.installed ## write docs/configuration.md from the schema of the settings
+docs: $(VENV)/.installed ## write docs/configuration.md, and the tables of docs/failure.md, from the code
 	$(PY) tools/configuration_reference.py
+	$(PY) tools/failure_tables.py
 
 format: $(VENV)/.installed ## format the Python code
 	$(VENV)/bin/ruff format .

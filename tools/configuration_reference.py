@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import tomllib
 from pathlib import Path
+from typing import get_type_hints
 
 from msgspec.inspect import (
     BoolType,
@@ -20,6 +21,7 @@ from msgspec.inspect import (
 )
 
 from allreduced.daemon.settings import Settings
+from allreduced.daemon.timing import Timing, derived
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 
@@ -58,7 +60,22 @@ def page() -> str:
         about = inspect.getdoc(schema.cls) or ""
         table = ["| key | what | default | meaning |", "|---|---|---|---|", *rows]
         parts.append("\n".join([f"## `[{section.name}]`", "", about.replace("``", "`"), "", *table, ""]))
+    parts.append(_times())
     return "\n".join(parts)
+
+
+def _times() -> str:
+    """Return what follows from the one knob of failure handling."""
+    columns = [derived(seconds) for seconds in (1.0, Settings().failure.failure_timeout, 60.0)]
+    hints = get_type_hints(Timing, include_extras=True)
+    heads = [f"at {timing.failure_timeout:g} s" for timing in columns]
+    rows = []
+    for name, hint in hints.items():
+        cells = [f"{getattr(timing, name):.4g}" for timing in columns]
+        rows.append(f"| {' | '.join([name, *cells, hint.__metadata__[0]])} |")
+    table = [f"| time | {' | '.join(heads)} | meaning |", f"|{'---|' * (len(heads) + 2)}", *rows]
+    about = "In seconds. None of them can be set; `allreduced agent --check` prints those that are in effect."
+    return "\n".join(["## What follows from `failure_timeout`", "", about, "", *table, ""])
 
 
 def _row(field: Field, defaults: dict[str, object]) -> str:

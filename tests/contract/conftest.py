@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ import pytest
 from allreduced.core.errors import AgentUnavailable, AllReducedError
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.transports.base import Link, LinkEvents, LinkOptions, Listener, Transport
+from allreduced.transports.inproc import InprocListener
 from allreduced.transports.registry import scheme_of, transport
 
 BOUND = 20.0
@@ -136,6 +138,21 @@ class Endpoint:
             return recorder
 
         return await self.transport.listen(self.address, accepted, options), queue
+
+    @asynccontextmanager
+    async def mute(self, options: LinkOptions) -> AsyncIterator[str]:
+        """Yield an address where somebody listens who never answers anything."""
+        if self.address.startswith("inproc://"):
+            listener, _ = await self.accept(options)
+            if isinstance(listener, InprocListener):
+                listener.mute = True
+            yield listener.address
+            await listener.close()
+            return
+        host = "::1" if "[" in self.address else "127.0.0.1"
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, 0), family=family) as sock:
+            yield self.address.replace(":0", f":{sock.getsockname()[1]}")
 
     @asynccontextmanager
     async def pair(

@@ -185,6 +185,20 @@ async def test_a_token_that_no_link_gave_ends_the_link(endpoint: Endpoint) -> No
         assert pair.near_events.order == ["sent", "closed"]
 
 
+async def test_a_token_of_an_earlier_link_reaches_nothing_on_the_next(endpoint: Endpoint) -> None:
+    async with endpoint.pair() as pair:
+        stale = pair.far.post_receive(7, memoryview(bytearray(4)))
+    into = bytearray(4)
+    async with endpoint.pair() as pair:
+        token = pair.far.post_receive(7, memoryview(into))
+        pair.near.send(1, stale, 0, memoryview(b"late"))
+        await pair.near_events.until(lambda: pair.near_events.sent_sends == [1])
+        pair.near.send(2, token, 0, memoryview(b"true"))
+        await pair.far_events.until_bytes(7, 4)
+        assert pair.far_events.pieces == [(7, 0, 4, 0)]
+        assert into == b"true"
+
+
 async def test_an_urgent_send_passes_a_large_one(endpoint: Endpoint) -> None:
     size = 24 << 20
     source, target, small = bytearray(size), bytearray(size), bytearray(1000)

@@ -18,7 +18,7 @@ from allreduced.core.errors import (
 )
 from allreduced.core.identity import PeerIdentity
 from allreduced.protocol.handshake import ConnectedToSelf, SecretAuthenticator
-from allreduced.transports.base import MAX_CONTROL, Link, LinkEvents, LinkOptions, LinkStats
+from allreduced.transports.base import MAX_CONTROL, Link, LinkEvents, LinkOptions, LinkStats, is_refusal
 
 
 async def test_both_ends_know_each_other(endpoint: Endpoint) -> None:
@@ -206,12 +206,30 @@ def _options(node: str, incarnation: int, secret: bytes = b"hush") -> LinkOption
     return LinkOptions(SecretAuthenticator(node, incarnation, secret), flows=2)
 
 
-async def test_nobody_listens(endpoint: Endpoint) -> None:
+async def test_an_address_where_nobody_listens_refuses(endpoint: Endpoint) -> None:
     listener, _ = await endpoint.accept(_options("b", 2))
     await listener.close()
     with pytest.raises(AgentUnavailable) as caught:
         await endpoint.transport.connect(listener.address, Recorder(), _options("a", 1))
     assert isinstance(caught.value.__cause__, ConnectionRefusedError)
+    assert is_refusal(caught.value)
+
+
+async def test_silence_is_no_refusal(endpoint: Endpoint) -> None:
+    async with endpoint.mute(_options("b", 2)) as address:
+        with pytest.raises(AgentUnavailable, match="no answer in time") as caught:
+            await endpoint.transport.connect(address, Recorder(), replace(_options("a", 1), handshake_timeout=0.01))
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert not is_refusal(caught.value)
+
+
+async def test_the_end_of_a_link_is_no_refusal(endpoint: Endpoint) -> None:
+    async with endpoint.pair() as pair:
+        pair.near.abort(AgentUnavailable("the test wants it"))
+        await pair.far_events.until_closed()
+        error = pair.far_events.ends[0]
+        assert error is not None
+        assert not is_refusal(error)
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,14 @@ class NotStarted(Exception):
 StartAgent = Callable[..., AgentProcess]
 
 
-def start_process(node: str, arguments: tuple[str, ...], environment: dict[str, str], log: IO[bytes]) -> AgentProcess:
-    """Start an agent and return it when it is ready.
+def start_process(
+    node: str,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    log: IO[bytes],
+    prefix: tuple[str, ...] = (),
+) -> AgentProcess:
+    """Start an agent and return it when it is ready. ``prefix``: stands before its command, and execs it.
 
     :raises NotStarted: it ended instead.
     """
@@ -75,7 +81,7 @@ def start_process(node: str, arguments: tuple[str, ...], environment: dict[str, 
         try:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-P", "-m", "allreduced.cli.main", "agent"),
+                    *(*prefix, sys.executable, "-P", "-m", "allreduced.cli.main", "agent"),
                     *("--node", node, "--socket", name, "--ready-fd", str(writing)),
                     *arguments,
                 ],

@@ -14,6 +14,7 @@ class Agenda:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.steps = 0
         self._entries: list[tuple[float, int, Callback]] = []
         self._planned = 0
 
@@ -34,3 +35,16 @@ class Agenda:
             self.now, _, callback = heapq.heappop(self._entries)
             callback()
         raise AssertionError(f"the simulation does not come to an end (time {self.now})")
+
+    def run_until(self, time: float, limit: int = 2_000_000) -> None:
+        """Run what is planned up to ``time``, which it is then."""
+        entries = self._entries
+        steps = 0
+        while entries and entries[0][0] <= time:
+            self.now, _, callback = heapq.heappop(entries)
+            callback()
+            steps += 1
+            if steps > limit:
+                raise AssertionError(f"the simulation does not come to an end (time {self.now})")
+        self.steps += steps
+        self.now = max(self.now, time)

@@ -19,7 +19,12 @@ class Network:
         self._agenda = agenda
         self._rng = rng
         self._last: dict[tuple[str, str], float] = {}
+        self._epoch = 0
         self.frames: list[tuple[str, str, EngineFrame]] = []
+
+    def reset(self) -> None:
+        """Lose all that is on its way, on all links."""
+        self._epoch += 1
 
     def control(self, source: str, target: str, frame: EngineFrame) -> None:
         """Deliver a control frame after those that were sent before it."""
@@ -31,16 +36,23 @@ class Network:
         at = max(self._last.get((source, target), 0.0), self._agenda.now + self._delay())
         self._last[source, target] = at
 
+        epoch = self._epoch
+
         def arrive() -> None:
-            if self.nodes[source].alive:
+            if self.nodes[source].alive and epoch == self._epoch and target in self.nodes:
                 deliver(self.nodes[target])
 
         self._agenda.at(at, arrive)
 
     def data(self, source: str, target: str, receive: int, offset: int, data: bytes, tag: int) -> None:
         """Deliver a piece of data at any time."""
-        node = self.nodes[target]
-        self._agenda.after(self._delay(), lambda: node.land(source, receive, offset, data, tag))
+        node, epoch = self.nodes[target], self._epoch
+
+        def arrive() -> None:
+            if epoch == self._epoch:
+                node.land(source, receive, offset, data, tag)
+
+        self._agenda.after(self._delay(), arrive)
 
     def _delay(self) -> float:
         return self._rng.random() * (5e-3 if self._rng.random() < 0.1 else 5e-4)

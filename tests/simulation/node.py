@@ -22,6 +22,8 @@ from allreduced.daemon.engine.actions import (
     Deliver,
     DestroyArena,
     Fail,
+    Frozen,
+    GiveUp,
     PostReceive,
     Reduce,
     Send,
@@ -34,6 +36,7 @@ from allreduced.daemon.engine.events import (
     ArenaReady,
     Event,
     FrameArrived,
+    GroupBroken,
     ReceiveCancelled,
     Received,
     Reduced,
@@ -42,7 +45,7 @@ from allreduced.daemon.engine.events import (
 )
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import EngineFrame, MoreGrants, Ready
+from allreduced.protocol.peer import EngineFrame, Fetch, MoreGrants, Ready
 
 
 class Peers(Protocol):
@@ -106,6 +109,8 @@ class SimulatedNode:
         self._creating: set[int] = set()
         self._timer = 0
         self.log: list[Action] = []
+        self.frozen: dict[int, Frozen] = {}
+        """By group: what the engine had of the last generation that it froze."""
         self._handlers: dict[type, Callable[..., None]] = {
             CreateArena: self._create_arena,
             DestroyArena: self._destroy_arena,
@@ -118,6 +123,8 @@ class SimulatedNode:
             Deliver: self._deliver,
             Fail: self._fail,
             SetTimer: self._set_timer,
+            Frozen: self._frozen,
+            GiveUp: lambda action: self.later(0.0, GroupBroken(action.group, action.error)),
         }
 
     def tell(self, event: Event) -> None:
@@ -267,7 +274,7 @@ class SimulatedNode:
 
     def _send_frame(self, action: SendFrame) -> None:
         frame = action.frame
-        if isinstance(frame, Ready | MoreGrants):
+        if isinstance(frame, Fetch | MoreGrants | Ready):
             for grant in frame.grants:
                 assert self._posted[grant.receive].node == action.node
             grants = tuple(replace(grant, token=str(grant.receive).encode()) for grant in frame.grants)
@@ -280,6 +287,9 @@ class SimulatedNode:
 
     def _fail(self, action: Fail) -> None:
         self._answers.failed(self, action)
+
+    def _frozen(self, action: Frozen) -> None:
+        self.frozen[action.group] = action
 
     def _set_timer(self, action: SetTimer) -> None:
         self._timer += 1

@@ -8,15 +8,20 @@ from dataclasses import replace
 from tests.simulation.cluster import Cluster, fingerprint
 from tests.simulation.workload import over_seeds, plan, random_layouts, random_limits, submit_all
 
-from allreduced.core.errors import ProtocolError, to_wire
+from allreduced.core.errors import PeerLost, ProtocolError, to_wire
+from allreduced.core.identity import Member
 from allreduced.core.reductions import Reduction
 from allreduced.daemon.engine.events import (
     ArenaFailed,
     ArenaReady,
+    Changed,
     ClientGone,
     FrameArrived,
+    Freeze,
     GroupBroken,
+    Heard,
     LeasesReturned,
+    NodeDeparted,
     RanksLeft,
     ReceiveCancelled,
     Received,
@@ -29,15 +34,21 @@ from allreduced.protocol.peer import (
     Abort,
     Arrived,
     Call,
+    Change,
     Confirm,
     Differs,
+    Failure,
+    Fetch,
     Forget,
     Forgettable,
     Grant,
+    Kept,
+    Loss,
     MoreGrants,
     OperationFrame,
     Queued,
     Ready,
+    Result,
     Withdraw,
     Withdrawn,
 )
@@ -63,14 +74,16 @@ def _frame(rng: random.Random, cluster: Cluster) -> OperationFrame:
     stamp = rng.choice(((), (0, 5, 0), (1, 2), (-5, 1 << 60, 7)))
     return rng.choice(
         (
-            Ready(*head, small, known, stamp, grants),
+            Ready(*head, small, known, stamp, grants, rng.randint(0, 9), (rng.randint(0, 9),)),
             MoreGrants(*head, small, grants),
             Withdraw(*head, small),
             Withdrawn(*head, small, rng.random() < 0.5),
             Queued(*head, stamp),
             Arrived(*head, (small, 99)),
             Differs(*head, (Call(known, (small,)), Call(fingerprint(count=5), (small + 1,)))),
-            Abort(*head, to_wire(ProtocolError("no"))),
+            Abort(*head, to_wire(ProtocolError("no")), rng.random() < 0.5),
+            Kept(*head),
+            Fetch(*head, grants),
         )
     )
 
@@ -84,6 +97,25 @@ def _round(rng: random.Random) -> Forget | Forgettable:
     return Forget(group, generation, number, names, tuple(rng.randint(0, 2) for _ in names))
 
 
+def _change(rng: random.Random, cluster: Cluster) -> Changed:
+    """Return a change that nobody agreed on: members, results and failures at random."""
+    group = rng.choice(list(cluster.groups.values()))
+    generation = rng.choice((1, 1, 2, 3))
+    members = tuple(member for member in group.members if rng.random() < 0.8)
+    if rng.random() < 0.1:
+        members = (*members, Member("stranger", 1, (77,)))
+    results = tuple(
+        Result(rng.choice(("", "a", "b", "z")), rng.randint(0, 2), tuple(rng.sample(range(4), rng.randint(0, 2))))
+        for _ in range(rng.randint(0, 3))
+    )
+    failures = (Failure(rng.choice(("", "c")), rng.randint(0, 2), to_wire(ProtocolError("no"))),)
+    losses = (Loss("x", (5,), True, True, to_wire(PeerLost("x died"))),) if rng.random() < 0.5 else ()
+    change = Change(
+        generation + 1, members, losses, rng.random() < 0.5, (rng.randint(0, 5),), results, failures, 1, (0,)
+    )
+    return Changed(group.group, generation, change)
+
+
 def _disturb(rng: random.Random, cluster: Cluster) -> None:
     node = rng.choice(list(cluster.nodes.values()))
     others = [*cluster.nodes, "stranger"]
@@ -95,6 +127,13 @@ def _disturb(rng: random.Random, cluster: Cluster) -> None:
             FrameArrived(rng.choice(others), _round(rng)),
             FrameArrived(rng.choice(others), _round(rng)),
             Received(1_000_000 + number, rng.randint(-1, 99), rng.randint(-1, 99), rng.choice((0, (1 << 32) + 1))),
+            FrameArrived(
+                rng.choice(others), Confirm(rng.randint(1, 4), rng.choice((1, 2)), (number,), rng.random() < 0.5)
+            ),
+            Freeze(rng.randint(1, 4), rng.choice((1, 2))),
+            _change(rng, cluster),
+            Heard((rng.choice(others),)),
+            NodeDeparted(rng.randint(1, 4), rng.choice(others)),
             TimePassed(),
             LeasesReturned(rng.randint(1000, 1003), (number,)),
             ClientGone(1),
@@ -118,8 +157,8 @@ def test_nonsense_is_survived(seed: int) -> None:
     for _ in range(rng.choice((3, 60))):
         cluster.agenda.at(rng.random() * 30e-3, lambda: _disturb(rng, cluster))
     cluster.agenda.run()
-    for found in requests.values():
-        assert all(len(request.answers) == 1 for request in found)
+    for found in requests.values():  # an end, or this: the members do not follow what nobody agreed on
+        assert all(len(request.answers) <= 1 for request in found)
     for number in cluster.groups:
         for node in cluster.nodes.values():
             node.tell(GroupBroken(number, ProtocolError("over")))

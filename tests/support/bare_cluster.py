@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from allreduced.core.errors import AllReducedError
 from allreduced.core.identity import GroupKey, Member
@@ -24,6 +25,7 @@ from allreduced.daemon.engine.actions import (
     Reduce,
     Send,
     SendFrame,
+    SetTimer,
 )
 from allreduced.daemon.engine.engine import Engine
 from allreduced.daemon.engine.events import (
@@ -37,11 +39,12 @@ from allreduced.daemon.engine.events import (
     Reduced,
     Sent,
     Submitted,
+    TimePassed,
 )
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
 from allreduced.protocol import peer
-from allreduced.protocol.peer import Fingerprint, MoreGrants, Ready
+from allreduced.protocol.peer import Fetch, Fingerprint, MoreGrants, Ready
 
 GROUP = 7
 KEY = GroupKey(1000, "job", "world")
@@ -76,6 +79,8 @@ class BareCluster:
         keep: bool = False,
         hold: bool = False,
     ) -> None:
+        # Nobody falls silent, and what waits for a moment comes at once.
+        timeless = replace(limits or Limits(), failure_timeout=inf, confirm_seconds=0.0)
         self.now = 0.0
         self.results: dict[int, Deliver | AllReducedError] = {}
         """By request: how it ended."""
@@ -90,7 +95,7 @@ class BareCluster:
             for node in range(nodes)
         )
         self.nodes: Mapping[str, BareNode] = {
-            member.node: BareNode(member.node, Engine(member.node, limits or Limits())) for member in self.members
+            member.node: BareNode(member.node, Engine(member.node, timeless)) for member in self.members
         }
         self._node_of = {rank: member.node for member in self.members for rank in member.ranks}
         for mine, member in enumerate(self.members):
@@ -156,7 +161,7 @@ class BareCluster:
                 queue.append((target, Received(int(token), offset, region.nbytes, tag)))
                 queue.append((name, Sent(send)))
             case SendFrame(node=target, frame=frame):
-                if isinstance(frame, Ready | MoreGrants):
+                if isinstance(frame, Fetch | MoreGrants | Ready):
                     grants = tuple(replace(grant, token=str(grant.receive).encode()) for grant in frame.grants)
                     frame = replace(frame, grants=grants)
                 decoded = peer.decode(peer.encode(frame)) if self._keep else frame
@@ -173,5 +178,7 @@ class BareCluster:
                 self.results[request] = error
             case CancelSend():
                 pass  # it is done already
+            case SetTimer(at=at) if at is not None and at <= self.now:
+                queue.append((name, TimePassed()))
             case _:
                 pass  # timers: no time passes

@@ -17,8 +17,8 @@ from allreduced.core.identity import Member
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.engine.events import Event, GroupStarted, Submitted
 from allreduced.daemon.local_limits import LocalLimits
-from allreduced.daemon.local_server import LocalServer, own_uid_only
-from allreduced.daemon.membership.events import ClientJoining
+from allreduced.daemon.local_server import LocalServer, own_uid_only, root_only
+from allreduced.daemon.membership.events import ClientGone, ClientJoining
 from allreduced.daemon.membership.events import Event as MembershipEvent
 from allreduced.daemon.ports import Result
 from allreduced.protocol.framing import MessageReader
@@ -78,6 +78,11 @@ class FakeSink:
     def membership_event(self, event: MembershipEvent) -> None:
         self.membership.append(event)
         self._changed.set()
+
+    @property
+    def gone(self) -> list[int]:
+        """The clients whose end was told to the memberships."""
+        return [event.client for event in self.membership if isinstance(event, ClientGone)]
 
     def now(self) -> float:
         return time.monotonic()
@@ -234,13 +239,20 @@ async def open_plane(
     limits: LocalLimits | None = None,
     arenas: ArenaLimits | None = None,
     uid_allowed: Callable[[int], bool] = own_uid_only,
+    onlooker_allowed: Callable[[int], bool] = root_only,
     name: str = "",
 ) -> AsyncIterator[Plane]:
     """Serve clients on an abstract socket of a fresh name, or on ``name``."""
     table = ArenaTable(arenas or ArenaLimits.from_total(64 << 20))
     sink = FakeSink()
     server = LocalServer(
-        sink, table, node=NODE, incarnation=INCARNATION, limits=limits or LocalLimits(), uid_allowed=uid_allowed
+        sink,
+        table,
+        node=NODE,
+        incarnation=INCARNATION,
+        limits=limits or LocalLimits(),
+        uid_allowed=uid_allowed,
+        onlooker_allowed=onlooker_allowed,
     )
     sink.refuse = server.failed
     name = name or f"@allreduced-test-{secrets.token_hex(8)}"

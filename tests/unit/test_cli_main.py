@@ -13,7 +13,7 @@ from allreduced.cli.main import main
 from allreduced.core.errors import AgentUnavailable, ConfigError
 
 
-@pytest.mark.parametrize("command", [[], ["agent"], ["run"], ["demo"], ["bench"]])
+@pytest.mark.parametrize("command", [[], ["agent"], ["run"], ["demo"], ["bench"], ["status"]])
 def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--help"]) == 0
     assert "usage: allreduced" in capsys.readouterr().out
@@ -33,6 +33,8 @@ def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         ["run", "--nodes", "0", "--", "x"],
         ["run", "--env", "x", "--", "y"],
         ["bench", "-b", "x"],
+        ["status", "--timeout", "nan"],
+        ["status", "--socket", ""],
     ],
 )
 def test_wrong_usage_is_status_2_with_a_message(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,7 +77,8 @@ def _depth(fact: object) -> int:
     return 1 + max(map(_depth, fact), default=0) if isinstance(fact, list) else 0
 
 
-def _values(hint: Any) -> st.SearchStrategy[Any]:
+def _values(hint: Any, most: int = 4) -> st.SearchStrategy[Any]:
+    """Return values of a field, with ``most`` items in arrays; fewer further inside, or they would be thousands."""
     hint, limit = _split(hint)
     if hint is wire_error.Marker:
         facts = st.dictionaries(_texts(256), FACTS, max_size=3)
@@ -93,17 +94,17 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
     if hint is bytes:
         return st.sampled_from([b"", b"\xff" * limit.length]) | st.binary(max_size=40)
     if type(None) in get_args(hint):
-        return st.none() | _values(get_args(hint)[0])
+        return st.none() | _values(get_args(hint)[0], most)
     if get_origin(hint) is tuple:
         kinds = get_args(hint)
         if kinds[-1] is ...:
-            return st.lists(_values(kinds[0]), max_size=4).map(tuple)
-        return st.tuples(*map(_values, kinds))
-    return messages(hint)
+            return st.lists(_values(kinds[0], max(most // 2, 1)), max_size=min(most, limit.length)).map(tuple)
+        return st.tuples(*(_values(kind, most) for kind in kinds))
+    return messages(hint, most)
 
 
-def messages(cls: type) -> st.SearchStrategy[Any]:
-    return st.builds(cls, *map(_values, _hints(cls).values()))
+def messages(cls: type, most: int = 4) -> st.SearchStrategy[Any]:
+    return st.builds(cls, *(_values(hint, most) for hint in _hints(cls).values()))
 
 
 def least(hint: Any) -> Any:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
+from allreduced.cli import cluster_view
 from allreduced.core import errors
+from allreduced.daemon.engine.operation import ENDED, State
 from allreduced.daemon.settings import Settings
 from allreduced.schedules.select import ALGORITHMS, TABLE
 
@@ -16,13 +20,36 @@ CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 
 
-def test_the_configuration_page_is_what_make_docs_writes() -> None:
-    spec = importlib.util.spec_from_file_location("configuration_reference", ROOT / "tools/configuration_reference.py")
+def tool(name: str) -> ModuleType:
+    """Return a module out of tools/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    assert tool.PAGE.read_text(encoding="utf-8") == tool.page(), "run `make docs`"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_configuration_page_is_what_make_docs_writes() -> None:
+    reference = tool("configuration_reference")
+    assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "run `make docs`"
+
+
+def test_the_tables_about_failures_are_those_of_the_code() -> None:
+    tables = tool("failure_tables")
+    text = tables.PAGE.read_text(encoding="utf-8")
+    assert text == tables.page(text), "run `make docs`"
+    assert tables.names(text) == [
+        "times",
+        "peers",
+        "signs",
+        "detection",
+        "instances",
+        "standings",
+        "messages",
+        "phases",
+        "turns",
+    ]
 
 
 def test_the_configuration_page_tells_the_meaning_of_every_setting() -> None:
@@ -69,6 +96,31 @@ def test_the_guide_explains_every_error_that_users_meet() -> None:
     }
     for name in names - families - not_raised_yet:
         assert f"| `{name}" in GUIDE, name
+
+
+def test_the_keys_of_the_status_in_json_are_told() -> None:
+    records = {
+        "agents": cluster_view.AgentView,
+        "groups": cluster_view.GroupView,
+        "gatherings": cluster_view.GatheringView,
+        "members": cluster_view.MemberView,
+        "ranks": cluster_view.RankView,
+        "operations": cluster_view.OperationView,
+        "failed": cluster_view.FailedView,
+    }
+    _, _, section = GUIDE.partition("## See what runs")
+    section, _, _ = section.partition("\n## ")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, flags=re.MULTILINE))
+    for name, record in records.items():
+        told = list(re.findall(r"`(\w+)`", rows[name]))
+        assert told == [field.name for field in dataclasses.fields(record)], name
+    assert {"version", *(field.name for field in dataclasses.fields(cluster_view.ClusterView))} < set(rows)
+
+
+def test_the_states_of_operations_are_told() -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    for state in set(State) - set(ENDED):
+        assert f"`{state.value}`" in page, state
 
 
 def test_every_dependency_has_its_reason() -> None:

@@ -23,7 +23,8 @@ from allreduced.daemon.engine.region import Region
 from allreduced.daemon.membership import actions as membership_actions
 from allreduced.daemon.membership import events as membership_events
 from allreduced.daemon.ports import Result
-from allreduced.protocol.peer import Announce, Fingerprint, Frame, Grant, MoreGrants, Ready, Withdraw
+from allreduced.protocol.peer import Announce, Fingerprint, Frame, Grant, MoreGrants, Ready, Trouble, Withdraw
+from allreduced.protocol.peer import Result as PeerResult
 from allreduced.transports.base import Link, LinkStats, PeerIdentity
 
 GROUP = 11
@@ -249,6 +250,12 @@ async def rig() -> AsyncIterator[Rig]:
         yield rig
 
 
+def given_up(rig: Rig) -> list[tuple[int, type]]:
+    """Return which groups the memberships were told to give up, and for what kind of error."""
+    told = [event for event in rig.membership.events if isinstance(event, membership_events.GiveUp)]
+    return [(event.group, type(event.error)) for event in told]
+
+
 def submitted(request: int = 1, client: int = 100) -> events.Submitted:
     return events.Submitted(client, request, GROUP, 0, "", FINGERPRINT, None, 1e9, 0)
 
@@ -336,6 +343,22 @@ async def test_grants_carry_the_tokens_of_their_posted_receives(rig: Rig) -> Non
         ("n1", withdraw),
     ]
     assert [len(buffer) for buffer in link.posted.values()] == [64, 32]
+
+
+async def test_grants_of_an_earlier_link_are_not_told_on_the_next(rig: Rig) -> None:
+    await rig.buffers()
+    old = rig.link("n1")
+    rig.do(actions.PostReceive(5, "n1", Region(RESULT, 0, 64)))
+    rig.link("n1")
+    grants = (Grant(5, 0, 1, 2, 3, b""), Grant(6, 0, 1, 5, 1, b""))
+    rig.do(
+        actions.PostReceive(6, "n1", Region(RESULT, 64, 32)),
+        actions.SendFrame("n1", MoreGrants(GROUP, 1, "x", 0, 1, grants)),
+    )
+    assert rig.peers.frames == [("n1", MoreGrants(GROUP, 1, "x", 0, 1, (Grant(6, 0, 1, 5, 1, b"token6"),)))]
+    rig.driver.closed(old)
+    assert rig.engine.events == [events.ReceiveCancelled(5)]
+    old.posted.clear()
 
 
 async def test_a_receive_is_over_with_its_last_byte_and_its_cancel_is_answered(rig: Rig) -> None:
@@ -484,6 +507,24 @@ async def test_memberships_reach_peers_engine_and_clients_in_order(rig: Rig) -> 
     assert rig.engine.events[1:] == [events.GroupBroken(GROUP, error)]
 
 
+async def test_a_frozen_engine_and_one_that_gives_up_are_told_to_the_memberships(rig: Rig) -> None:
+    frozen = actions.Frozen(GROUP, 3, (PeerResult("x", 0, (0,)),), (), 4, ())
+    error = InvalidArgument("no")
+    rig.do(frozen, actions.GiveUp(GROUP, error))
+    assert rig.membership.events == [membership_events.Frozen(frozen), membership_events.GiveUp(GROUP, error)]
+
+
+async def test_a_change_of_generation_reaches_the_engine_and_its_answer_the_memberships(rig: Rig) -> None:
+    freeze, frozen = events.Freeze(GROUP, 1), actions.Frozen(GROUP, 1, (), (), 0, ())
+    rig.engine.answer = lambda event: [frozen] if event == freeze else ()
+    rig.membership.answer = lambda event: (
+        [membership_actions.TellEngine(freeze)] if isinstance(event, membership_events.LinkLost) else ()
+    )
+    rig.driver.membership_event(membership_events.LinkLost("n1"))
+    assert rig.engine.events == [freeze]
+    assert rig.membership.events == [membership_events.LinkLost("n1"), membership_events.Frozen(frozen)]
+
+
 async def test_a_defect_in_the_engine_ends_the_operation_and_its_group_only(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -503,6 +544,7 @@ async def test_a_defect_in_the_engine_ends_the_operation_and_its_group_only(
         ("failed", 100, 1, InternalError),
     ]
     assert [event.group for event in rig.engine.events if isinstance(event, events.GroupBroken)] == [GROUP]
+    assert given_up(rig) == [(GROUP, InternalError)]  # so that the other nodes learn of it
     assert "boom" in caplog.text
     rig.driver.engine_event(events.ClientGone(5))
     assert rig.engine.events[-1] == events.ClientGone(5)
@@ -527,6 +569,7 @@ async def test_an_action_that_cannot_be_done_breaks_its_group_and_frees_its_memo
         ("group_ended", (100, 101), GROUP, InternalError),
         ("group_ended", (100, 101), GROUP + 1, InternalError),
     ]
+    assert given_up(rig) == [(GROUP, InternalError), (GROUP + 1, InternalError)]
     assert "unknown reduction" in caplog.text
 
 
@@ -539,6 +582,33 @@ async def test_a_defect_in_the_memberships_refuses_the_join(rig: Rig, caplog: py
     rig.driver.membership_event(membership_events.ClientJoining(100, 3, key, 1, 0, 0, 1, 1e9))
     assert rig.clients.told == [("failed", 100, 3, InternalError)]
     assert "boom" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("event", "ended"),
+    [
+        (membership_events.PeerDown("n1", None), [GROUP, GROUP + 1]),
+        (membership_events.TimePassed(), [GROUP, GROUP + 1]),
+        (membership_events.ClientGone(100), [GROUP, GROUP + 1]),
+        (membership_events.ClientGone(77), []),
+        (membership_events.FrameArrived("n1", Trouble(GROUP + 1, 1, ())), [GROUP + 1]),
+        (membership_events.Frozen(actions.Frozen(GROUP, 1, (), (), 0, ())), [GROUP]),
+        (membership_events.GiveUp(GROUP, InvalidArgument("no")), []),
+    ],
+)
+async def test_a_defect_in_the_memberships_ends_what_would_wait_for_ever(
+    rig: Rig, event: membership_events.Event, ended: list[int]
+) -> None:
+    rig.form()
+    rig.form(GROUP + 1)
+
+    def defect(event: object) -> Sequence[object]:
+        raise RuntimeError("boom")
+
+    rig.membership.answer = defect
+    rig.driver.membership_event(event)
+    assert [broken.group for broken in rig.engine.events if isinstance(broken, events.GroupBroken)] == ended
+    assert [told[2] for told in rig.clients.told if told[0] == "group_ended"] == ended
 
 
 async def test_drain_refuses_new_work_and_waits_for_what_is_in_flight(rig: Rig) -> None:
@@ -579,3 +649,12 @@ async def test_drain_waits_for_what_is_owed_to_other_nodes(rig: Rig) -> None:
 async def test_drain_gives_up_in_time(rig: Rig) -> None:
     rig.driver.engine_event(submitted())
     assert await rig.driver.drain(0.01) is False
+
+
+async def test_what_is_in_flight_when_drain_gives_up_fails_before_the_others_hear_a_goodbye(rig: Rig) -> None:
+    rig.form()
+    rig.driver.engine_event(submitted())
+    assert await rig.driver.drain(0.01) is False
+    (broken,) = [event for event in rig.engine.events if isinstance(event, events.GroupBroken)]
+    assert (broken.group, type(broken.error)) == (GROUP, AgentUnavailable)
+    assert given_up(rig) == [(GROUP, AgentUnavailable)]

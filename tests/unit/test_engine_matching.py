@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.simulation.cluster import fingerprint
 
 from allreduced.core.dtypes import DType
@@ -33,7 +35,7 @@ from allreduced.daemon.engine.events import (
 )
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import Abort, Arrived, Call, Differs, EngineFrame, Fingerprint, Queued, Ready
+from allreduced.protocol.peer import Abort, Arrived, Call, Confirm, Differs, EngineFrame, Fingerprint, Queued, Ready
 
 GROUP = 5
 KEY = GroupKey(1, "job", "world")
@@ -174,7 +176,10 @@ def test_nothing_starts_while_calls_differ() -> None:
 def test_a_peer_that_speaks_for_ranks_of_others_ends_the_operation() -> None:
     bench = Bench(("a", (0,)), ("b", (1,)))
     bench.submit(0)
-    [error] = errors(bench.frame(Differs(GROUP, 1, "x", 0, (Call(fingerprint(), (0,)),))))
+    assert frames(bench.frame(Differs(GROUP, 1, "x", 0, (Call(fingerprint(), (0,)),)))) == []
+    bench.now += 1.25
+    [word] = frames(bench.do(TimePassed()))
+    [error] = errors(bench.frame(word))
     assert isinstance(error, ProtocolError)
 
 
@@ -211,11 +216,12 @@ def test_a_barrier_needs_ready_of_every_member() -> None:
     bench = Bench(("a", (0,)), ("b", (1,)), ("c", (2,)))
     barrier = fingerprint(kind="barrier", count=0)
     assert frames(bench.submit(0, described=barrier)) == [
-        Ready(GROUP, 1, "x", 0, 1, barrier, (0, 1, 0), ()),
-        Ready(GROUP, 1, "x", 0, 1, barrier, (0, 1, 0), ()),
+        Ready(GROUP, 1, "x", 0, 1, barrier, (0, 1, 0), (), 1),
+        Ready(GROUP, 1, "x", 0, 1, barrier, (0, 1, 0), (), 1),
     ]
     assert bench.frame(ready(), "b") == []
-    (deliver,) = bench.frame(ready(), "c")
+    deliver, timer = bench.frame(ready(), "c")
+    assert timer == SetTimer(bench.now + 5e-3)  # to confirm it
     assert isinstance(deliver, Deliver)
     assert deliver.region is None
 
@@ -223,7 +229,7 @@ def test_a_barrier_needs_ready_of_every_member() -> None:
 def test_frames_of_other_generations_attempts_and_strangers_are_ignored() -> None:
     bench = Bench(("a", (0,)), ("b", (1,)))
     bench.submit(0, described=fingerprint(kind="barrier", count=0))
-    assert bench.frame(Ready(GROUP, 2, "x", 0, 1, fingerprint(kind="barrier", count=0), (), ())) == []
+    assert bench.frame(Ready(GROUP, 0, "x", 0, 1, fingerprint(kind="barrier", count=0), (), ())) == []
     assert bench.frame(ready(), "stranger") == []
     assert bench.frame(ready(attempt=0)) == []
     assert bench.engine.snapshot()["counters"]["frames_ignored"] == 3
@@ -286,12 +292,14 @@ def test_the_engine_is_idle_once_nothing_of_a_local_rank_is_under_way() -> None:
     bench.submit(0, described=barrier)
     idle.append(bench.engine.idle)
     bench.frame(ready(described=barrier))
+    idle.append(bench.engine.idle)  # the other node may need it from here
+    bench.frame(Confirm(GROUP, 1, (1,), False))
     idle.append(bench.engine.idle)
     bench.submit(0, "lost", barrier)
     idle.append(bench.engine.idle)
     bench.do(GroupBroken(GROUP, RankLost("gone", ranks=(1,), nodes=("b",))))
     idle.append(bench.engine.idle)
-    assert idle == [True, True, False, True, False, True]
+    assert idle == [True, True, False, False, True, False, True]
 
 
 def test_a_source_of_another_size_is_refused() -> None:
@@ -344,7 +352,9 @@ def test_a_deadline_with_everybody_there_names_the_node() -> None:
     bench.submit(0, deadline=5.0)
     bench.frame(Queued(GROUP, 1, "x", 0, ()))
     bench.now = 105.0
-    (error,) = errors(bench.do(TimePassed()))
+    (word,) = frames(bench.do(TimePassed()))
+    assert isinstance(word, Abort)
+    (error,) = errors(bench.frame(replace(word, final=True)))
     assert isinstance(error, DeadlineExceeded)
     assert error.missing == ()
     assert "all ranks called it, but node 'b' did not deliver" in error.message

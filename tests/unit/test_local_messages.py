@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.reports import REPORT
 
 from allreduced.core.errors import InternalError, ProtocolError, WireError
 from allreduced.protocol import local
 from allreduced.protocol.local import ToAgent, ToClient, decode_to_agent, decode_to_client, encode
+from allreduced.protocol.status import UnansweredReport
 
 ERROR: WireError = ("rank_lost", "rank 2 is gone", "see its log", {"ranks": [2], "nodes": ["b"]})
 
@@ -89,6 +91,17 @@ VERSION_1: list[tuple[ToAgent | ToClient, str]] = [
         (
             "3b000000934a0794a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162"
         ),
+    ),
+    (local.AskStatus(9, True), ("04000000930909c3")),
+    (
+        local.AgentStatus(9, REPORT),
+        (
+            "25010000934b099ba1610b2acd03e8cb4059000000000000039194a1620cb37463703a2f2f31302e302e302e323a34313233cb3fd0000000000000919d0793cd03e8a56a6f622d31a5776f726c64a772756e6e696e6701049293a1610b92000193a1620c92020392930064a772756e6e696e67930165a773746f7070656490a0a0919aa17702a9676174686572696e67cb4029000000000000cb4071f800000000009198aa616c6c5f7265647563650101a628332c2034290cffa0920001929200cb40290000000000009201cb4028000000000000920203a572616e6b7391a1629195a17800a86d69736d61746368ac72616e6b7320646966666572910100919493cd03e8a56a6f622d32a5776f726c6402919400a16166cb3ff8000000000000909192cd03e90200"
+        ),
+    ),
+    (
+        local.StatusEnd(9, (UnansweredReport("c", "there is no link to it"),)),
+        ("1e000000934c099192a163b67468657265206973206e6f206c696e6b20746f206974"),
     ),
 ]
 recorded = pytest.mark.parametrize(

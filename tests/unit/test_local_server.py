@@ -42,7 +42,7 @@ async def plane() -> AsyncIterator[Plane]:
 async def test_hello_is_answered_with_version_node_and_inline_limit(plane: Plane) -> None:
     client = plane.connect()
     await client.send(local.Hello(1, 9, os.getpid(), True))
-    assert await client.receive(local.Welcome) == local.Welcome(1, NODE, INCARNATION, 8192, 300.0)
+    assert await client.receive(local.Welcome) == local.Welcome(2, NODE, INCARNATION, 8192, 300.0)
 
 
 async def test_a_join_becomes_a_claim_of_the_peers_uid_and_is_answered(plane: Plane) -> None:
@@ -212,7 +212,7 @@ async def test_the_rank_is_gone_before_its_upload_is_complete(plane: Plane) -> N
     assert "left meanwhile" in (await client.receive(local.RequestFailed)).error[1]
     await client.send(submit(3, count=10000, upload=True))
     client.close()
-    await plane.sink.until(lambda: ClientGone(number) in plane.sink.membership)
+    await plane.sink.until(lambda: number in plane.sink.gone)
     assert plane.arenas.total_bytes == before
 
 
@@ -368,7 +368,7 @@ async def test_operations_of_a_client_that_died_keep_their_inputs_to_the_end(pla
     await client.send(submit(3, arena=granted.arena), submit(4, payload=FOUR))
     event = await plane.sink.told(Submitted)
     client.close()
-    await plane.sink.until(lambda: ClientGone(number) in plane.sink.membership)
+    await plane.sink.until(lambda: number in plane.sink.gone)
     assert plane.server.clients == 0
     assert plane.input(event) == bytes(16)
     plane.deliver(number, 3, None, arena=RESULT, lease=6)
@@ -403,4 +403,24 @@ async def test_a_deadline_that_is_no_number_is_no_message(plane: Plane) -> None:
     await client.send(submit(2, payload=FOUR, deadline=math.nan))
     [refused] = await client.rest()
     assert isinstance(refused, local.Refused)
-    assert ClientGone(number) in plane.sink.membership
+    assert number in plane.sink.gone
+
+
+async def test_what_a_client_was_doing_when_it_ended_is_told(plane: Plane) -> None:
+    client, number = await plane.join()
+    await client.send(submit(2, payload=FOUR, name="x"), submit(3, payload=FOUR), submit(4, payload=FOUR, name="y"))
+    await plane.sink.told(Submitted, 3)
+    plane.deliver(number, 2, FOUR)
+    client.close()
+    doing = (await plane.sink.told(ClientGone)).doing
+    assert doing.startswith("while it waited for all_reduce (its call 2), all_reduce 'y' (its call 3), for ")
+    client, number = await plane.join(1)
+    await client.send(submit(2, payload=FOUR, name="x"))
+    await plane.sink.told(Submitted, 4)
+    plane.deliver(number, 2, FOUR)
+    client.close()
+    doing = (await plane.sink.told(ClientGone, 2)).doing
+    assert doing == "between operations: the last one that it called was all_reduce 'x' (its call 1)"
+    onlooker = await plane.attach()
+    onlooker.close()
+    assert (await plane.sink.told(ClientGone, 3)).doing == ""

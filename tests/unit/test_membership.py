@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections import deque
-from dataclasses import dataclass, field
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.membership_cluster import KEY, TILE, Cluster, T, formed
 
 from allreduced.core.errors import (
-    AllReducedError,
     DeadlineExceeded,
     InvalidArgument,
     MismatchError,
@@ -20,133 +16,10 @@ from allreduced.core.errors import (
     RankLost,
     WireError,
 )
-from allreduced.core.identity import GroupKey, Member
-from allreduced.daemon.engine.events import GroupBroken, GroupForgotten, GroupStarted, RanksLeft
-from allreduced.daemon.membership.actions import Action, Admit, Reject, SendFrame, SetTimer, TellClients, TellEngine
-from allreduced.daemon.membership.events import (
-    ClientGone,
-    ClientJoining,
-    ClientLeaving,
-    Event,
-    FrameArrived,
-    PeerDown,
-    PeerUp,
-    TimePassed,
-)
-from allreduced.daemon.membership.membership import Membership
+from allreduced.core.identity import Member
+from allreduced.daemon.engine.events import GroupForgotten, GroupStarted, NodeDeparted, RanksLeft
+from allreduced.daemon.membership.events import ClientGone, ClientLeaving, FrameArrived, PeerUp, TimePassed
 from allreduced.protocol.peer import Announce, Broken, Form, Left, MembershipFrame, Refuse, Retract
-
-KEY = GroupKey(1000, "job", "world")
-TILE = 1 << 20
-
-
-@dataclass
-class Agent:
-    """One membership, what it said, and what its clients and engine were told."""
-
-    name: str
-    incarnation: int
-    membership: Membership
-    admitted: dict[int, GroupStarted] = field(default_factory=dict)
-    rejected: dict[int, AllReducedError] = field(default_factory=dict)
-    ended: dict[int, AllReducedError] = field(default_factory=dict)
-    engine: list[object] = field(default_factory=list)
-    timer: float | None = None
-
-
-class Cluster:
-    """Memberships joined by in-order queues; nothing moves until the test says so."""
-
-    def __init__(self, names: str, seed: int = 0, *, connect: bool = True) -> None:
-        self.random = random.Random(seed)
-        self.now = 0.0
-        self.agents: dict[str, Agent] = {}
-        self.queues: dict[tuple[str, str], deque[MembershipFrame]] = {}
-        self.clients = 0
-        for name in names:
-            self.start(name)
-        if connect:
-            for one in names:
-                for other in names:
-                    if one < other:
-                        self.link(one, other)
-
-    def start(self, name: str) -> Agent:
-        incarnation = self.random.getrandbits(32)
-        membership = Membership(name, incarnation, TILE, lambda: self.random.getrandbits(64))
-        self.agents[name] = Agent(name, incarnation, membership)
-        return self.agents[name]
-
-    def link(self, one: str, other: str) -> None:
-        for here, there in ((one, other), (other, one)):
-            self.queues[here, there] = deque()
-        self.tell(one, PeerUp(other, self.agents[other].incarnation))
-        self.tell(other, PeerUp(one, self.agents[one].incarnation))
-
-    def cut(self, one: str, other: str, error: AllReducedError | None) -> None:
-        self.queues.pop((one, other), None)
-        self.queues.pop((other, one), None)
-        for here, there in ((one, other), (other, one)):
-            if here in self.agents:
-                self.tell(here, PeerDown(there, error))
-
-    def kill(self, name: str) -> None:
-        del self.agents[name]
-        for other in list(self.agents):
-            self.cut(other, name, PeerLost(f"agent {name!r} is gone", nodes=(name,)))
-
-    def tell(self, name: str, event: Event) -> list[Action]:
-        agent = self.agents[name]
-        actions = agent.membership.handle(event, self.now)
-        for action in actions:
-            match action:
-                case SendFrame(node, frame):
-                    if (name, node) in self.queues:
-                        self.queues[name, node].append(frame)
-                case Admit(client, _, rank, started):
-                    assert client not in agent.admitted
-                    assert client not in agent.rejected
-                    assert started in agent.engine
-                    assert started.local[rank] == client
-                    agent.admitted[client] = started
-                case Reject(client, _, error):
-                    assert client not in agent.admitted
-                    assert client not in agent.rejected
-                    agent.rejected[client] = error
-                case TellEngine(told):
-                    agent.engine.append(told)
-                case TellClients(clients, _, error):
-                    for client in clients:
-                        agent.ended[client] = error
-                case SetTimer(at):
-                    agent.timer = at
-        return actions
-
-    def join(
-        self, name: str, rank: int, size: int, *, key: GroupKey = KEY, pid: int = 7, deadline_at: float = 300.0
-    ) -> int:
-        self.clients += 1
-        self.tell(name, ClientJoining(self.clients, 1, key, size, rank, 0, pid, deadline_at))
-        return self.clients
-
-    def deliver_one(self, pair: tuple[str, str]) -> None:
-        frame = self.queues[pair].popleft()
-        self.tell(pair[1], FrameArrived(pair[0], frame))
-
-    def deliver_all(self) -> None:
-        """Move frames, in random order over the links, until none is left."""
-        for _ in range(100_000):
-            ready = [pair for pair, queue in self.queues.items() if queue]
-            if not ready:
-                return
-            self.deliver_one(self.random.choice(ready))
-        pytest.fail("the agents do not come to rest")
-
-    def started(self, name: str, client: int) -> GroupStarted:
-        return self.agents[name].admitted[client]
-
-    def error(self, name: str, client: int) -> AllReducedError:
-        return self.agents[name].rejected[client]
 
 
 def test_ranks_of_one_node_form_a_group_without_peers() -> None:
@@ -190,6 +63,28 @@ def test_a_peer_that_comes_late_hears_of_waiting_claims() -> None:
     cluster.link("a", "b")
     cluster.deliver_all()
     assert cluster.started("a", first).group == cluster.started("b", second).group
+
+
+def test_a_gathering_tells_who_waits_since_when_and_who_did_not_consent() -> None:
+    cluster = Cluster("abc", connect=False)
+    cluster.link("a", "b")
+    cluster.link("a", "c")
+    cluster.now = 10.0
+    cluster.join("a", 0, 3, pid=70)
+    cluster.now = 12.0
+    cluster.join("b", 1, 3, pid=71)
+    cluster.deliver_all()
+    [gathering] = cluster.agents["a"].membership.snapshot().gatherings
+    assert (gathering.key, gathering.size, gathering.silent) == (KEY, 3, ())
+    assert gathering.ranks == ((0, "a", 70, 10.0), (1, "b", 71, 12.0))
+    cluster.join("c", 2, 3)
+    cluster.deliver_all()
+    silent = {name: agent.membership.snapshot().gatherings[0].silent for name, agent in cluster.agents.items()}
+    assert silent == {"a": ("b", "c"), "b": ("c",), "c": ("b",)}  # b and c cannot reach each other
+    cluster.link("b", "c")
+    cluster.deliver_all()
+    [group] = cluster.agents["b"].membership.snapshot().groups
+    assert (group.state, group.local, group.generation, group.error) == ("running", ((1, 2, 71),), 1, None)
 
 
 def test_admission_waits_until_all_members_reach_each_other() -> None:
@@ -290,27 +185,28 @@ def test_the_deadline_names_the_ranks_that_never_came() -> None:
     assert cluster.agents["a"].timer is None
 
 
-def formed(names: str, seed: int = 0) -> tuple[Cluster, dict[str, int]]:
-    cluster = Cluster(names, seed)
-    clients = {name: cluster.join(name, rank, len(names), pid=100 + rank) for rank, name in enumerate(names)}
-    cluster.deliver_all()
-    assert all(client in cluster.agents[name].admitted for name, client in clients.items())
-    return cluster, clients
-
-
 def test_a_killed_client_breaks_the_group_everywhere_and_is_named() -> None:
     cluster, clients = formed("abc")
-    cluster.tell("b", ClientGone(clients["b"]))
+    group = cluster.started("b", clients["b"]).group
+    cluster.tell("b", ClientGone(clients["b"], "while it waited for barrier (its call 3), for 2 s"))
     cluster.deliver_all()
     for name in "ac":
         error = cluster.agents[name].ended[clients[name]]
         assert isinstance(error, RankLost)
         assert (error.ranks, error.nodes) == ((1,), ("b",))
-        assert "process 101 on node 'b'" in error.message
-        assert any(isinstance(event, GroupBroken) for event in cluster.agents[name].engine)
-    group = cluster.started("b", clients["b"]).group
-    assert cluster.agents["b"].engine[-1] == GroupForgotten(group)
+        assert error.message == (
+            "rank 1 (process 101 on node 'b') ended without leaving the group, "
+            "while it waited for barrier (its call 3), for 2 s"
+        )
+        assert "form the group anew" in error.hint
+        (change,) = cluster.agents[name].changes(group)
+        assert change.change.ended
     assert cluster.agents["b"].membership.snapshot().groups == ()
+    for name in "ac":
+        cluster.tell(name, ClientGone(clients[name]))
+    cluster.deliver_all()
+    for agent in cluster.agents.values():
+        assert agent.engine[-1] == GroupForgotten(group)
 
 
 def test_ranks_that_leave_are_told_to_all_and_the_last_one_ends_the_group() -> None:
@@ -318,11 +214,11 @@ def test_ranks_that_leave_are_told_to_all_and_the_last_one_ends_the_group() -> N
     group = cluster.started("a", clients["a"]).group
     cluster.tell("a", ClientLeaving(clients["a"], group))
     cluster.deliver_all()
-    assert cluster.agents["b"].engine[-1] == RanksLeft(group, (0,))
-    assert cluster.agents["a"].engine[-2:] == [RanksLeft(group, (0,)), GroupForgotten(group)]
+    assert cluster.agents["b"].engine[-1] == cluster.agents["a"].engine[-1] == RanksLeft(group, (0,))
     cluster.tell("a", ClientGone(clients["a"]))
     cluster.tell("b", ClientLeaving(clients["b"], group))
     cluster.deliver_all()
+    assert all(agent.engine[-1] == GroupForgotten(group) for agent in cluster.agents.values())
     assert cluster.agents["a"].ended == cluster.agents["b"].ended == {}
     assert all(agent.membership.snapshot().groups == () for agent in cluster.agents.values())
 
@@ -340,8 +236,8 @@ def test_a_lost_agent_breaks_the_group_and_is_named() -> None:
 def test_an_agent_that_says_goodbye_counts_as_left() -> None:
     cluster, clients = formed("ab")
     group = cluster.started("a", clients["a"]).group
-    cluster.cut("a", "b", None)
-    assert cluster.agents["a"].engine[-1] == RanksLeft(group, (1,))
+    cluster.leave("b")
+    assert cluster.agents["a"].engine[-2:] == [RanksLeft(group, (1,)), NodeDeparted(group, "b")]
     assert cluster.agents["a"].ended == {}
 
 
@@ -409,7 +305,7 @@ def test_nonsense_of_peers_is_counted_and_harmless() -> None:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_every_claim_ends_once_all_members_agree_and_runs_never_mix(data: st.DataObject, seed: int) -> None:
-    """Random ranks on random nodes, random delivery, killed processes and agents, then a rerun of the same job."""
+    """Random ranks on random nodes, random delivery, reset links, killed processes and agents, then a rerun."""
     names = "abcd"[: data.draw(st.integers(1, 4), label="agents")]
     cluster = Cluster(names, seed)
     rng = cluster.random
@@ -438,16 +334,17 @@ def test_every_claim_ends_once_all_members_agree_and_runs_never_mix(data: st.Dat
                 kill(rng.choice(sorted(owners)))
             if rng.random() < 0.05 and len(cluster.agents) > 1:
                 cluster.kill(rng.choice(sorted(cluster.agents)))
+            if rng.random() < 0.2 and len(cluster.agents) > 1:
+                pair = sorted(rng.sample(sorted(cluster.agents), 2))
+                cluster.cut(*pair)
+                some_steps()
+                cluster.link(*pair)
         if rng.random() < 0.7:
             cluster.deliver_all()
         for client in owners:  # the launcher kills what is left of a run before it starts the next
             if run < 2:
                 kill(client)
-    cluster.deliver_all()
-    cluster.now = 301.0
-    for name in list(cluster.agents):
-        cluster.tell(name, TimePassed())
-    cluster.deliver_all()
+    cluster.pass_time(400.0)
 
     groups: dict[int, GroupStarted] = {}
     for client, (name, _) in owners.items():
@@ -460,7 +357,11 @@ def test_every_claim_ends_once_all_members_agree_and_runs_never_mix(data: st.Dat
             started = agent.admitted[client]
             known = groups.setdefault(started.group, started)
             assert known.members == started.members
-    for group in groups:
+    for group, started in groups.items():
+        inside = [client for client, (name, _) in owners.items() if _in_group(cluster, name, client, group)]
+        gone = dead.union(*(agent.ended for agent in cluster.agents.values()))
+        if len(inside) < started.size:  # a member is dead, or was not admitted: nobody waits for it
+            assert gone.issuperset(inside)
         runs = {run for client, (name, run) in owners.items() if _in_group(cluster, name, client, group)}
         assert len(runs) == 1
     for agent in cluster.agents.values():
@@ -470,3 +371,31 @@ def test_every_claim_ends_once_all_members_agree_and_runs_never_mix(data: st.Dat
 def _in_group(cluster: Cluster, name: str, client: int, group: int) -> bool:
     agent = cluster.agents.get(name)
     return agent is not None and client in agent.admitted and agent.admitted[client].group == group
+
+
+def test_a_rank_that_comes_after_others_were_refused_for_their_sizes_does_not_wait_for_them() -> None:
+    cluster = Cluster("abcd")
+    waiting = cluster.join("d", 1, 4)
+    refused = cluster.join("a", 0, 4), cluster.join("c", 2, 3)
+    cluster.deliver_all()
+    late = cluster.join("d", 3, 4)
+    for name, client in (("a", refused[0]), ("c", refused[1]), ("d", waiting), ("d", late)):
+        error = cluster.error(name, client)
+        assert isinstance(error, MismatchError)
+        assert {error.by_rank[rank] for rank in (0, 2)} == {"3", "4"}
+    # A rank that comes again is another attempt.
+    again = {rank: ("abcd"[rank], cluster.join("abcd"[rank], rank, 4)) for rank in (0, 1)}
+    cluster.deliver_all()
+    again |= {rank: ("abcd"[rank], cluster.join("abcd"[rank], rank, 4)) for rank in (3, 2)}
+    cluster.deliver_all()
+    assert len({cluster.started(name, client).group for name, client in again.values()}) == 1
+
+
+def test_ranks_that_were_refused_for_their_sizes_are_forgotten_after_a_while() -> None:
+    cluster = Cluster("ab")
+    cluster.join("a", 0, 4)
+    cluster.join("b", 2, 3)
+    cluster.deliver_all()
+    cluster.now = 2 * T
+    late = cluster.join("b", 3, 4)
+    assert late not in cluster.agents["b"].rejected

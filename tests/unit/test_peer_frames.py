@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.reports import REPORT
 
 from allreduced.core.errors import InternalError, ProtocolError, WireError
 from allreduced.core.identity import GroupKey, Member
@@ -33,6 +34,13 @@ VERSION_1: list[tuple[Frame, str]] = [
         peer.PeerTable((("node-a", "tcp://10.0.0.1:4123"), ("node-b", "tcp://[::1]:4123"))),
         (
             "415244310103000000000000000000000000000037000000919292a66e6f64652d61b37463703a2f2f31302e302e302e313a3431323392a66e6f64652d62b07463703a2f2f5b3a3a315d3a34313233"
+        ),
+    ),
+    (peer.StatusRequest(5, 1000), ("4152443101040000000000000000000000000000050000009205cd03e8")),
+    (
+        peer.Status(5, REPORT),
+        (
+            "41524431010500000000000000000000000000002401000092059ba1610b2acd03e8cb4059000000000000039194a1620cb37463703a2f2f31302e302e302e323a34313233cb3fd0000000000000919d0793cd03e8a56a6f622d31a5776f726c64a772756e6e696e6701049293a1610b92000193a1620c92020392930064a772756e6e696e67930165a773746f7070656490a0a0919aa17702a9676174686572696e67cb4029000000000000cb4071f800000000009198aa616c6c5f7265647563650101a628332c2034290cffa0920001929200cb40290000000000009201cb4028000000000000920203a572616e6b7391a1629195a17800a86d69736d61746368ac72616e6b7320646966666572910100919493cd03e8a56a6f622d32a5776f726c6402919400a16166cb3ff8000000000000909192cd03e90200"
         ),
     ),
     (
@@ -179,10 +187,12 @@ def test_every_frame_is_recorded_and_has_a_code() -> None:
         peer.EngineFrame,
         peer.OperationFrame,
         peer.NamesFrame,
+        peer.StatusFrame,
         peer.ChangeFrame,
     )
     unions = " ".join(map(str, frames)).replace("|", " ").split()
-    names = set(unions) - {"MembershipFrame", "EngineFrame", "OperationFrame", "NamesFrame", "ChangeFrame"}
+    aliases = {"MembershipFrame", "EngineFrame", "OperationFrame", "NamesFrame", "ChangeFrame", "StatusFrame"}
+    names = set(unions) - aliases
     assert {cls.__name__ for cls in peer.CODES} == {type(frame).__name__ for frame, _ in VERSION_1} == names
     assert len(set(peer.CODES.values())) == len(peer.CODES)
     assert all(0 < code < 256 for code in peer.CODES.values())

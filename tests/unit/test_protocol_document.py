@@ -15,7 +15,7 @@ from allreduced.core.errors import AllReducedError
 from allreduced.core.identity import GroupKey, Member
 from allreduced.core.limits import AtMost, Between
 from allreduced.core.reductions import Reduction
-from allreduced.protocol import local, peer, wire_error
+from allreduced.protocol import local, peer, status, wire_error
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
@@ -30,6 +30,17 @@ RECORDS = {
     "result": peer.Result,
     "failure": peer.Failure,
     "change": peer.Change,
+    "agent": status.AgentReport,
+    "peer": status.PeerReport,
+    "group": status.GroupReport,
+    "process": status.ProcessReport,
+    "operation": status.OperationReport,
+    "called": status.CallReport,
+    "failed": status.FailedReport,
+    "gathering": status.GatheringReport,
+    "claim": status.ClaimReport,
+    "hidden": status.HiddenReport,
+    "unanswered": status.UnansweredReport,
 }
 
 # What the document calls the types of fields that have a limit.
@@ -49,7 +60,7 @@ WORDS = {
     "name": limits.Name,
     "word": limits.Word,
     "text": limits.Text,
-    "shape": local.ShapeText,
+    "shape": limits.ShapeText,
     "data": local.Data,
     "data or nil": local.Data | None,
     "bool": bool,
@@ -72,6 +83,19 @@ WORDS = {
     "bytes, at most 256": peer.Token,
     "key": GroupKey,
     "fingerprint": peer.Fingerprint,
+    "agent": status.AgentReport,
+    "array of peer": status.Peers,
+    "array of group": status.Groups,
+    "array of process": status.Processes,
+    "array of operation": status.Operations,
+    "array of called": status.Calls,
+    "array of [rank, seconds]": status.Arrivals,
+    "array of failed": status.Failed,
+    "array of gathering": status.Gatherings,
+    "array of claim": status.Claims,
+    "array of hidden": status.Hidden,
+    "array of unanswered": status.Unanswered,
+    "array of name": status.Nodes,
 }
 
 
@@ -122,7 +146,7 @@ def _most(hint: object) -> int:
         ("name", f"{_most(limits.Name)} bytes"),
         ("word", f"{_most(limits.Word)} bytes"),
         ("text", f"{_most(limits.Text)} bytes"),
-        ("shape", f"{_most(local.ShapeText)} bytes"),
+        ("shape", f"{_most(limits.ShapeText)} bytes"),
         ("data", f"{_most(local.Data)} bytes"),
         ("array of …", f"{_most(limits.Ranks)} items"),
     ],
@@ -142,6 +166,12 @@ def test_numbers_in_the_text_are_those_of_the_code() -> None:
     assert f"`names` and `uses` are arrays of at most {peer.MAX_FORGET} names and u64" in PEER
     assert f"at most {wire_error.MAX_DEPTH} levels" in LOCAL
     assert peer.MAX_FRAME == 1 << 20
+    assert f"A report has at most {status.MAX_REPORT} bytes" in PEER
+    assert f"of each group at most {status.MAX_OPERATIONS} operations" in PEER
+    assert (
+        f"at most {status.MAX_LISTED} peers, groups, gatherings, hidden and unanswered, and {status.MAX_CALLS}" in PEER
+    )
+    assert f"There are versions {local.LOWEST_VERSION} and {local.HIGHEST_VERSION}" in LOCAL
 
 
 def test_codes_of_dtypes_reductions_and_errors_are_documented() -> None:

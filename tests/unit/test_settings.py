@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from allreduced.cli.main import main
 from allreduced.core.errors import AuthenticationError, ConfigError
 from allreduced.daemon.settings import Settings, StaticPeer, default_socket, secret_bytes
 from allreduced.daemon.settings_reader import load, parse
 from allreduced.daemon.sizes import parse_size
+from allreduced.daemon.timing import derived
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def test_nothing_given_gives_the_defaults() -> None:
     assert parse(None, "", {}, {}) == Settings()
-    assert Settings().heartbeat == 1.25
+    assert Settings().timing.heartbeat == 0.625
 
 
 def test_the_command_line_beats_the_environment_and_that_beats_the_file() -> None:
@@ -76,6 +79,16 @@ def test_the_long_name_of_the_secret_beats_the_short_one() -> None:
         ("engine = 3\n", "agent.toml: $.engine", "is a section"),
         ("[engine\n", "agent.toml", "no TOML"),
         ("[failure]\nfailure_timeout = 0.0\n", "agent.toml: $.failure.failure_timeout", "0.2"),
+        ("[failure]\nfailure_timeout = nan\n", "agent.toml: $.failure.failure_timeout", "0.2"),
+        ("[failure]\nfailure_timeout = inf\n", "agent.toml: $.failure.failure_timeout", "3600"),
+        ("[failure]\ndeadline = nan\n", "agent.toml: $.failure.deadline", ""),
+        ("[failure]\ndeadline = 4.0\n", "agent.toml: $.failure.deadline", "shorter than failure.failure_timeout (5 s)"),
+        ("[failure]\nfailure_timeout = 301\n", "agent.toml: $.failure.failure_timeout", "another value"),
+        ("[failure]\ndeadline = 0\n", "agent.toml: $.failure.deadline", "> 0"),
+        ("[failure]\ndeadline = -1.5\n", "agent.toml: $.failure.deadline", "> 0"),
+        ("[failure]\ndeadline = nan\n", "agent.toml: $.failure.deadline", "> 0"),
+        ("[failure]\ndeadline = inf\n", "agent.toml: $.failure.deadline", "1000000000"),
+        ("[limits]\nhello_timeout = nan\n", "agent.toml: $.limits.hello_timeout", "> 0"),
         ('[peers]\nlisten = "tcp://nowhere"\n', "agent.toml: $.peers.listen", "no port"),
         ('[limits]\narena_bytes = "1MiB"\n', "agent.toml: $.limits.arena_bytes", "at least 32MiB"),
     ],
@@ -179,3 +192,74 @@ def test_the_full_example_names_every_setting_with_its_default() -> None:
         for key in getattr(settings, section).__struct_fields__:
             assert key in text
     assert (settings.limits, settings.failure) == (Settings().limits, Settings().failure)
+
+
+def test_check_prints_the_settings_as_toml_and_the_times_that_follow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ALLREDUCED_FAILURE_FAILURE_TIMEOUT", "8")
+    assert main(["agent", "--check"]) == 0
+    printed = capsys.readouterr().out
+    assert tomllib.loads(printed)["failure"] == {"failure_timeout": 8.0, "deadline": 300.0}
+    for line in derived(8.0).describe():
+        assert f"# {line}\n" in printed
+    assert "# heartbeat = 1 s: " in printed
+
+
+def test_timeouts_that_contradict_name_both_keys_and_the_one_that_was_given() -> None:
+    both = "[failure]\nfailure_timeout = 5.0\ndeadline = 4.0\n"
+    for text, environ, place in (
+        (both, {}, "agent.toml: $.failure.deadline"),
+        ("[failure]\ndeadline = 4.0\n", {}, "agent.toml: $.failure.deadline"),
+        ("[failure]\nfailure_timeout = 400.0\n", {}, "agent.toml: $.failure.failure_timeout"),
+        (None, {"ALLREDUCED_FAILURE_FAILURE_TIMEOUT": "400"}, "ALLREDUCED_FAILURE_FAILURE_TIMEOUT"),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"failure\.deadline .* is shorter than failure\.failure_timeout"
+        ) as caught:
+            parse(text, "agent.toml", environ, {})
+        assert caught.value.path == place
+    equal = parse("[failure]\nfailure_timeout = 5.0\ndeadline = 5.0\n", "agent.toml", {}, {})
+    assert equal.failure.deadline == equal.failure.failure_timeout
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_variables_hold_no_senseless_times(value: str) -> None:
+    for name in ("ALLREDUCED_FAILURE_DEADLINE", "ALLREDUCED_FAILURE_FAILURE_TIMEOUT"):
+        with pytest.raises(ConfigError) as caught:
+            parse(None, "", {name: value}, {})
+        assert caught.value.path == name
+        assert str(caught.value).startswith(f"{name} is '{value}': ")
+
+
+def peers(*listed: tuple[str, str], **own: str) -> str:
+    """Return a configuration with these static peers."""
+    lines = ["[agent]", f'node = "{own.pop("node", "a")}"', "[peers]"]
+    lines += [f'{key} = "{value}"' for key, value in own.items()]
+    for node, address in listed:
+        lines += ["[[peers.static]]", f'node = "{node}"', f'address = "{address}"']
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "said"),
+    [
+        (peers(("b", "tcp://h:1"), ("b", "tcp://h:2")), "static[1].node", "'b' is listed twice"),
+        (peers(("b", "tcp://h:1"), ("c", "tcp://H:01")), "static[1].address", "h:1 is listed twice, for 'b' and 'c'"),
+        (peers(("b", "tcp://[::1]:1"), ("c", "tcp://[0::1]:1")), "static[1].address", "is listed twice"),
+        (peers(("b", "inproc://x"), ("c", "inproc://x")), "static[1].address", "inproc://x is listed twice"),
+        (peers(("b", "tcp://h:1"), ("a", "tcp://h:2")), "static[1].node", "'a' is this agent itself"),
+        (peers(("b", "tcp://h:1"), listen="tcp://H:1"), "static[0].address", "is where this agent itself listens"),
+        (peers(("b", "tcp://h:1"), advertise="tcp://h:1"), "static[0].address", "is where this agent itself listens"),
+    ],
+)
+def test_a_peer_that_is_listed_twice_or_is_this_agent(text: str, key: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "agent.toml", {}, {})
+    assert caught.value.path == f"agent.toml: $.peers.{key}"
+    assert said in caught.value.message
+
+
+def test_agents_that_differ_in_name_and_address_are_peers() -> None:
+    text = peers(("b", "tcp://h:1"), ("c", "tcp://h:2"), listen="tcp://0.0.0.0:1", advertise="tcp://here:1")
+    assert [peer.node for peer in parse(text, "agent.toml", {}, {}).peers.static] == ["b", "c"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from allreduced.protocol.local import MAX_SHAPE
+from allreduced.core.limits import MAX_SHAPE
 from allreduced.protocol.shapes import LONGEST, shape_text, shapes_text
 
 

@@ -11,8 +11,9 @@ from tests.unit.raw_peer import SECRET
 
 from allreduced.core.errors import AgentUnavailable
 from allreduced.protocol.handshake import SecretAuthenticator
-from allreduced.transports.base import LinkOptions
+from allreduced.transports.base import LinkOptions, is_refusal
 from allreduced.transports.tcp import TcpTransport
+from allreduced.transports.tcp.address import SockAddr
 from allreduced.transports.tcp.authenticate import authenticate
 
 FLOWS = 4
@@ -80,3 +81,23 @@ async def test_a_data_flow_that_ends_ends_the_whole_attempt() -> None:
         assert held is not None
     finally:
         listener.close()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_a_host_refuses_only_where_all_of_its_addresses_do(
+    order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        closed = sock.getsockname()
+    unreachable = ("255.255.255.255", 9)  # the system refuses to connect to it, not a machine
+    found: list[tuple[socket.AddressFamily, SockAddr]] = []
+
+    async def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, SockAddr]]:
+        return found
+
+    monkeypatch.setattr("allreduced.transports.tcp.dial.resolve", resolve)
+    for targets, refusal in (((closed, closed), True), ((closed, unreachable), False)):
+        found[:] = [(socket.AF_INET, targets[at]) for at in order]
+        with pytest.raises(AgentUnavailable) as caught:
+            await TcpTransport().connect("tcp://node:4123", Recorder(), _options())
+        assert is_refusal(caught.value) is refusal

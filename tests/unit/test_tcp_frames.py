@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 from tests.contract.conftest import BOUND, pattern
@@ -22,6 +22,7 @@ from tests.unit.raw_peer import (
 
 from allreduced.core.errors import AgentUnavailable, ProtocolError
 from allreduced.protocol.handshake import SecretAuthenticator
+from allreduced.transports import postings
 from allreduced.transports.base import MAX_CONTROL, MAX_FRAME
 from allreduced.transports.tcp import wire
 from allreduced.transports.tcp.data import FRAMES_PER_WAKE
@@ -186,7 +187,8 @@ async def test_an_urgent_send_waits_for_one_frame_at_most() -> None:
         (wire.data_header(wire.END, 0, 0, 0, 0) * 2, "behind the end"),
     ],
 )
-async def test_bad_data_frames_end_the_link(frame: bytes, says: str) -> None:
+async def test_bad_data_frames_end_the_link(frame: bytes, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postings, "_serials", count(1))
     target = bytearray(10)
     async with raw_link() as raw:
         assert _serial(raw.link.post_receive(1, memoryview(target))) == 1

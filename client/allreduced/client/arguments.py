@@ -48,10 +48,29 @@ def check_deadline(what: str, seconds: object) -> float:
 
     :raises InvalidArgument: it is no number, not finite, not positive, or longer than can be told.
     """
-    try:
-        value = math.nan if isinstance(seconds, str | bytes) else float(seconds)  # type: ignore[arg-type]  # as above
-    except (TypeError, ValueError, OverflowError):
-        value = math.nan
+    value = _seconds(seconds)
     if not math.isfinite(value) or value <= 0:
-        raise InvalidArgument(f"{what} is {seconds!r}; it must be a finite number of seconds above 0")
+        hint = f"nothing waits for ever; for as good as no limit give {MAX_SECONDS:g}" if value == math.inf else ""
+        raise InvalidArgument(f"{what} is {seconds!r}; it must be a finite number of seconds above 0", hint=hint)
     return min(value, MAX_SECONDS)
+
+
+def check_timeout(seconds: object) -> float | None:
+    """Return the ``timeout`` of a wait as a float; 0 does not wait at all, infinity is the same as None: no timeout.
+
+    :raises InvalidArgument: it is no number, or negative.
+    """
+    if seconds is None:
+        return None
+    value = _seconds(seconds)
+    if not value >= 0:  # NaN is not
+        raise InvalidArgument(f"timeout is {seconds!r}; it must be a number of seconds from 0, or None for no timeout")
+    return None if value == math.inf else value
+
+
+def _seconds(value: object) -> float:
+    """Return any kind of number as a float; NaN for what is none, also for text and booleans."""
+    try:
+        return math.nan if isinstance(value, str | bytes | bool) else float(value)  # type: ignore[arg-type]  # as above
+    except (TypeError, ValueError, OverflowError):
+        return math.nan

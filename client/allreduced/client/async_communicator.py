@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from types import TracebackType
 from typing import Literal, Self, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from allreduced.client import call
-from allreduced.client.arrays import Array, Foreign, TorchT
-from allreduced.client.async_session import AsyncSession, AsyncWork, drive
+from allreduced.client.arrays import Array
+from allreduced.client.async_moving import AsyncMoving
+from allreduced.client.async_reducing import AsyncReducing
+from allreduced.client.async_session import AsyncSession
+from allreduced.client.async_waiting import drive
+from allreduced.client.async_work import AsyncWork
 from allreduced.client.attach import Options, attach, read_options
 from allreduced.client.operation import Operation
-from allreduced.client.place import Place, Shape, check_shape
+from allreduced.client.place import Shape, check_shape
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
-class AsyncCommunicator(Place):
+class AsyncCommunicator(AsyncReducing, AsyncMoving):
     """One rank of a group, for the event loop on which it was made.
 
     Made by ``async with AsyncCommunicator.connect() as comm`` or ``comm = await AsyncCommunicator.connect()``.
     Every collective starts at its call, in the order of the calls, and returns an :class:`AsyncWork` to await.
     What they mean, keywords and errors: see :class:`allreduced.client.Communicator`. ``async_op`` is accepted and
     changes nothing. Results are copied on the loop; ``view=True`` avoids that for large ones.
+
+    Calls made while the agent that follows a lost one is waited for start in their order when it is there. Each waits
+    until its deadline; when one gives up, those that wait with it do, so that none passes another.
     """
 
     def __init__(self, session: AsyncSession, *, job: str, group: str) -> None:
-        super().__init__(session.joined, job=job, group=group)
+        super().__init__(session, job=job, group=group)
         self._session = session
 
     @staticmethod
@@ -66,210 +72,6 @@ class AsyncCommunicator(Place):
             agent=agent,
         )
         return Connecting(options)
-
-    @overload
-    def all_reduce(
-        self,
-        x: npt.NDArray[ScalarT],
-        *,
-        op: str = ...,
-        out: Array | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: bool = ...,
-    ) -> AsyncWork[npt.NDArray[ScalarT]]: ...
-
-    @overload
-    def all_reduce(
-        self,
-        x: TorchT,
-        *,
-        op: str = ...,
-        out: TorchT | None = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: bool = ...,
-    ) -> AsyncWork[TorchT]: ...
-
-    @overload
-    def all_reduce(
-        self,
-        x: Foreign,
-        *,
-        op: str = ...,
-        out: Array | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: bool = ...,
-    ) -> AsyncWork[Array]: ...
-
-    def all_reduce(
-        self,
-        x: object,
-        *,
-        op: str = "sum",
-        out: object = None,
-        view: bool = False,
-        name: str | None = None,
-        deadline: float | None = None,
-        priority: int = 0,
-        algorithm: str | None = None,
-        deterministic: bool = False,
-        async_op: bool = True,
-    ) -> object:
-        """Combine the ``x`` of all ranks element by element and give every rank the same bits."""
-        del async_op
-        options = call.Options(name, deadline, priority, algorithm, deterministic)
-        return self._start(call.all_reduce(x, op=op, out=out, view=view, options=options))
-
-    @overload
-    def all_reduce_many(
-        self,
-        tensors: Sequence[npt.NDArray[ScalarT]],
-        *,
-        op: str = ...,
-        out: Sequence[Array] | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: bool = ...,
-    ) -> AsyncWork[list[npt.NDArray[ScalarT]]]: ...
-
-    @overload
-    def all_reduce_many(
-        self,
-        tensors: Sequence[TorchT],
-        *,
-        op: str = ...,
-        out: Sequence[TorchT] | None = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: bool = ...,
-    ) -> AsyncWork[list[TorchT]]: ...
-
-    @overload
-    def all_reduce_many(
-        self,
-        tensors: Sequence[Foreign],
-        *,
-        op: str = ...,
-        out: Sequence[Array] | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: bool = ...,
-    ) -> AsyncWork[list[Array]]: ...
-
-    def all_reduce_many(
-        self,
-        tensors: Sequence[object],
-        *,
-        op: str = "sum",
-        out: Sequence[object] | None = None,
-        view: bool = False,
-        name: str | None = None,
-        deadline: float | None = None,
-        priority: int = 0,
-        algorithm: str | None = None,
-        deterministic: bool = False,
-        async_op: bool = True,
-    ) -> object:
-        """Combine each tensor of the list with its counterparts on the other ranks; the result is their list."""
-        del async_op
-        options = call.Options(name, deadline, priority, algorithm, deterministic)
-        return self._start(call.all_reduce_many(tensors, op=op, out=out, view=view, options=options))
-
-    @overload
-    def broadcast(
-        self,
-        x: npt.NDArray[ScalarT],
-        root: int = ...,
-        *,
-        out: Array | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        async_op: bool = ...,
-    ) -> AsyncWork[npt.NDArray[ScalarT]]: ...
-
-    @overload
-    def broadcast(
-        self,
-        x: TorchT,
-        root: int = ...,
-        *,
-        out: TorchT | None = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        async_op: bool = ...,
-    ) -> AsyncWork[TorchT]: ...
-
-    @overload
-    def broadcast(
-        self,
-        x: Foreign,
-        root: int = ...,
-        *,
-        out: Array | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        async_op: bool = ...,
-    ) -> AsyncWork[Array]: ...
-
-    def broadcast(
-        self,
-        x: object,
-        root: int = 0,
-        *,
-        out: object = None,
-        view: bool = False,
-        name: str | None = None,
-        deadline: float | None = None,
-        priority: int = 0,
-        algorithm: str | None = None,
-        async_op: bool = True,
-    ) -> object:
-        """Give every rank the ``x`` of rank ``root``; on the others ``x`` only tells shape and dtype."""
-        del async_op
-        options = call.Options(name, deadline, priority, algorithm)
-        operation = call.broadcast(x, root=root, rank=self.rank, size=self.size, out=out, view=view, options=options)
-        return self._start(operation)
-
-    def barrier(
-        self, *, name: str | None = None, deadline: float | None = None, priority: int = 0, async_op: bool = True
-    ) -> AsyncWork[None]:
-        """Wait until all ranks have called it."""
-        del async_op
-        operation = call.barrier(options=call.Options(name, deadline, priority, None))
-        self._session.submit(operation)
-        return AsyncWork(self._session, operation)
 
     @overload
     async def empty(self, shape: Shape, dtype: type[ScalarT] | np.dtype[ScalarT]) -> npt.NDArray[ScalarT]: ...

@@ -5,109 +5,64 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import os
 import socket
 import sys
 import time
 import weakref
-from collections.abc import Generator
-from typing import Generic, TypeVar, cast
 
-from allreduced.client.attach import GRACE_SECONDS, Attached
+from allreduced.client.async_waiting import drive, wake
+from allreduced.client.attach import GRACE_SECONDS, Attached, again, attach
+from allreduced.client.attachment import Attachment
 from allreduced.client.buffers import Block
 from allreduced.client.endpoint import transmit
-from allreduced.client.operation import Operation, WorkInfo
-from allreduced.client.session import CLOSE_SECONDS, FORKED, leave_when_forgotten
-from allreduced.client.waiting import Procedure, Wait
-from allreduced.core.errors import AgentUnavailable, AllReducedError, ClosedError, InternalError, WaitTimeout
-from allreduced.protocol.local import Joined
+from allreduced.client.operation import Operation
+from allreduced.client.session import CLOSE_SECONDS, leave_when_forgotten
+from allreduced.core.errors import AgentUnavailable, AllReducedError, ClosedError
 
 READS = 32
 """Reads in one turn of the loop at most, so that a large download leaves time for others."""
 
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
-
-async def drive(procedure: Procedure[T]) -> T:
-    """Run the procedure to its end on the running loop. Cancelling closes what it had opened."""
-    try:
-        while True:
-            try:
-                wait = next(procedure)
-            except StopIteration as stop:
-                return cast("T", stop.value)
-            await _ready(wait)
-    finally:
-        procedure.close()
-
-
-async def _ready(wait: Wait) -> None:
-    seconds = max(wait.until - time.monotonic(), 0.0)
-    if wait.descriptor < 0:
-        await asyncio.sleep(seconds)
-        return
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(wait.descriptor, _wake, ready)
-    if wait.write:
-        loop.add_writer(wait.descriptor, _wake, ready)
-    try:
-        await asyncio.wait([ready], timeout=seconds)
-    finally:
-        loop.remove_reader(wait.descriptor)
-        if wait.write:
-            loop.remove_writer(wait.descriptor)
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-class AsyncSession:
-    """A joined connection for callers on the loop that is running now."""
+class AsyncSession(Attachment):
+    """A rank of a group, for callers on the loop that is running now."""
 
     def __init__(self, attached: Attached) -> None:
         self._loop = asyncio.get_running_loop()
-        self._connection = attached.connection
-        self._conversation = attached.conversation
-        self._receiver = attached.receiver
-        self._pid = os.getpid()
-        self._left = False
-        self._closed = False
-        self._writing = False
         self._waiters: set[asyncio.Future[None]] = set()
-        joined = attached.conversation.joined
-        if joined is None:
-            raise InternalError("a session was made before its group was joined")
-        self.joined: Joined = joined
+        self._attaching: asyncio.Task[None] | None = None
+        """Attaches again, by ``_attach_until``, and then starts the calls that are held up."""
+        self._attach_until = 0.0
+        self._attach_error: AllReducedError | None = None
+        """Why the last attempt came to nothing."""
+        self._held_up: list[tuple[Operation, float]] = []
+        """Calls that wait for the agent, in their order, with the times when they must have ended."""
+        super().__init__(attached)
+        leave_when_forgotten(self)
+
+    def _use(self, attached: Attached) -> None:
+        super()._use(attached)
+        self._writing = False
         # The loop and the conversation must not keep the session: a forgotten one ends by itself.
         reference = weakref.ref(self)
         self._conversation.owner = reference
         self._conversation.on_release = _Flusher(reference, self._loop)
         self._loop.add_reader(self._connection.fileno(), _on_readable, reference)
-        leave_when_forgotten(self)
-
-    @property
-    def shared_memory(self) -> bool:
-        """Whether tensors travel in shared memory."""
-        return self._conversation.shared_memory
-
-    @property
-    def inline_limit(self) -> int:
-        """Bytes of a tensor that travel inside messages at most."""
-        welcome = self._conversation.welcome
-        return welcome.inline_limit if welcome is not None else 0
 
     def submit(self, operation: Operation) -> None:
         """Start the operation; what the socket does not take at once follows from the loop.
 
+        The first call after the loss of the agent that was told to nobody yet raises AgentUnavailable. The next one
+        attaches again, and with those after it waits for that, until its deadline at most.
+
         :raises AllReducedError: the session or its group has ended.
         """
         self._check()
-        deadline = operation.deadline or self._conversation.default_deadline
-        operation.give_up_at = time.monotonic() + deadline + GRACE_SECONDS
+        until = time.monotonic() + (operation.deadline or self._conversation.default_deadline)
+        operation.give_up_at = until + GRACE_SECONDS
+        if self._conversation.told:
+            self._held_up.append((operation, until))
+            self._begin_to_attach(until)
+            return
         self._conversation.submit(operation)
         self._send()
 
@@ -129,18 +84,16 @@ class AsyncSession:
         :raises LimitExceeded: the agent has no memory for it.
         """
         self._check()
+        until = time.monotonic() + self._conversation.default_deadline
+        if self._conversation.told:
+            await self._attached(until)
+        self._conversation.check()
         request = self._conversation.allocate(nbytes)
         self._send()
-        until = time.monotonic() + self._conversation.default_deadline + GRACE_SECONDS
         while not request.done:
-            if not await self._change(until):
+            if not await self._change(until + GRACE_SECONDS):
                 self._give_up()
-        block, request.block = request.block, None
-        if request.error is not None:
-            raise copy.copy(request.error)
-        if block is None:
-            raise InternalError("an arena was granted that has no room for what it was asked for")
-        return block
+        return self._granted(request)
 
     def receive(self) -> None:
         """Take what has arrived."""
@@ -162,18 +115,24 @@ class AsyncSession:
 
     async def close(self) -> None:
         """Leave the group; what is pending ends with ClosedError. Never waits long. Views stay valid."""
-        if self._left or os.getpid() != self._pid:
+        if self._left or self._forked():
             return
+        attaching = self._attaching
         self._leave()
+        if attaching is not None:
+            await asyncio.wait([attaching])
         until = time.monotonic() + CLOSE_SECONDS
         while self._conversation.has_output and not self._closed and await self._change(until):
             pass
 
     def leave_at_exit(self) -> None:
         """Say goodbye without waiting, where the process or the communicator ends without having been closed."""
-        if os.getpid() != self._pid or self._closed:
+        if self._forked():
             return
         self._left = True
+        self._stop_attaching(ClosedError("the communicator was closed"))
+        if self._closed:
+            return
         self._conversation.leave()
         transmit(self._connection, self._conversation)
         self._shut()
@@ -203,7 +162,7 @@ class AsyncSession:
 
     def _notify(self) -> None:
         for waiter in self._waiters:
-            _wake(waiter)
+            wake(waiter)
 
     def _send(self) -> None:
         if self._closed:
@@ -220,19 +179,69 @@ class AsyncSession:
         if self._left and not self._conversation.leased and not unsent:
             self._shut()
 
+    # After the loss of the agent
+
+    def _begin_to_attach(self, until: float) -> None:
+        """Have the rank taken anew by ``until``, in a new group at the agent that follows the lost one."""
+        if self._attaching is not None:
+            if until >= self._attach_until:
+                return
+            self._attaching.cancel()  # begun anew, so that no call ends after its deadline
+        self._attach_until = until
+        self._attaching = self._loop.create_task(self._attach_again(until))
+
+    async def _attach_again(self, until: float) -> None:
+        try:
+            attached = await drive(attach(again(self._options, until)))
+        except AllReducedError as error:
+            self._stop_attaching(error)
+            return
+        except BaseException as error:  # cancelled by somebody, or a defect: nobody must wait for it
+            if self._attaching is asyncio.current_task():
+                self._stop_attaching(AgentUnavailable(f"attaching again to the agent of this node ended: {error!r}"))
+            raise
+        self._attaching = None
+        self._use(attached)
+        held_up, self._held_up = self._held_up, []
+        for operation, end in held_up:
+            operation.deadline = max(end - time.monotonic(), 0.001)
+            self._conversation.submit(operation)
+        self._send()
+        self._notify()
+
+    def _stop_attaching(self, error: AllReducedError) -> None:
+        """End what waits for the agent with ``error``."""
+        attaching, self._attaching = self._attaching, None
+        if attaching is None:
+            return
+        if not attaching.done() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(attaching.cancel)
+        self._attach_error = error
+        held_up, self._held_up = self._held_up, []
+        for operation, _ in held_up:
+            operation.part_failed(None, error)
+        self._notify()
+
+    async def _attached(self, until: float) -> None:
+        """Wait until the rank is taken anew.
+
+        :raises AllReducedError: it could not be.
+        """
+        self._begin_to_attach(until)
+        while self._attaching is not None:
+            await self._change(until + GRACE_SECONDS)
+        if self._conversation.told:
+            raise copy.copy(self._attach_error or AgentUnavailable("the agent of this node was lost again"))
+
     def _leave(self) -> None:
         self._left = True
+        self._stop_attaching(ClosedError("the communicator was closed"))
         self._conversation.leave()
         self._notify()
         self._send()
 
     def _give_up(self) -> None:
-        self._conversation.fail(
-            AgentUnavailable(
-                "the agent of this node did not answer, long after the deadline",
-                hint="it hangs or is stopped; see its log, and restart it",
-            )
-        )
+        self._conversation.fail(self._hung())
         self._notify()
         self._shut()
 
@@ -247,12 +256,8 @@ class AsyncSession:
             _detach(self._loop, self._connection)
 
     def _check(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                FORKED.format(pid=self._pid), hint="connect again in this process, with a rank of its own"
-            )
-        if self._left:
-            raise ClosedError("the communicator was closed")
+        self._check_process()
+        self._check_open()
 
 
 def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
@@ -301,48 +306,3 @@ class _Flusher:
         session = self._reference()
         if session is not None:
             session.flush()
-
-
-class AsyncWork(Generic[T_co]):
-    """An operation in flight; ``await`` it for its result. Its input and ``out`` belong to the agent until it ended.
-
-    Cancelling a task that awaits it ends that wait and not the operation. Dropping it does not either.
-    """
-
-    __slots__ = ("_operation", "_session")
-
-    def __init__(self, session: AsyncSession, operation: Operation) -> None:
-        self._session = session
-        self._operation = operation
-
-    def __await__(self) -> Generator[object, None, T_co]:
-        return self.wait().__await__()
-
-    async def wait(self, timeout: float | None = None) -> T_co:
-        """Return the result. ``timeout`` in seconds ends the wait and not the operation; None waits for its end.
-
-        :raises WaitTimeout: the operation has not ended within ``timeout``; it goes on.
-        :raises AllReducedError: how the operation failed, on this rank as on all others.
-        """
-        if not await self._session.wait(self._operation, timeout):
-            raise WaitTimeout(
-                f"the operation has not ended within {timeout:g} s; it goes on",
-                hint="wait again, or give the operation a deadline= to end it",
-            )
-        return cast("T_co", self._operation.outcome())
-
-    def done(self) -> bool:
-        """Return True if the operation has ended, well or not."""
-        return self._operation.done
-
-    def exception(self) -> AllReducedError | None:
-        """Return the error that the operation ended with, None if it ended well or has not ended yet."""
-        return self._operation.error
-
-    @property
-    def info(self) -> WorkInfo | None:
-        """Facts about the operation; None until it has ended well."""
-        return self._operation.info
-
-    def __repr__(self) -> str:
-        return self._operation.describe("AsyncWork")

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from allreduced.client.arguments import check_deadline, check_number, check_text
 from allreduced.client.conversation import Conversation
@@ -32,6 +32,18 @@ _STARTS = 2
 _HANDSHAKES = 50
 """Private agents that may end in the face of one connect(): those of the last run of the same job do."""
 
+_LATE_SECONDS = 1.0
+"""How much later than the deadline of connect() a living agent's hello may come."""
+
+_PAUSE, _LONGEST_PAUSE = 0.005, 0.2
+"""Seconds between two looks for an agent that is not there yet; they grow."""
+
+_SILENT_SECONDS = 1.0
+"""How long an agent is waited for before that is logged."""
+
+_agents_known: set[str] = set()
+"""Where this process had the answer of an agent. One that is missing there is being restarted: it is waited for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -53,6 +65,8 @@ class Attached:
     connection: socket.socket
     conversation: Conversation
     receiver: Receiver
+    options: Options
+    """What leads to the same agent again."""
 
 
 def read_options(
@@ -101,6 +115,8 @@ def read_options(
 def attach(options: Options) -> Procedure[Attached]:
     """Find or start the agent, and join the group.
 
+    An agent that answered this process before and does not now is waited for until the deadline: it is being restarted.
+
     :raises AgentUnavailable: there is no agent, and none could be started or starting is turned off.
     :raises DeadlineExceeded: ranks of the group did not come; ``missing`` names them.
     :raises AllReducedError: the agent refused this client.
@@ -108,8 +124,7 @@ def attach(options: Options) -> Procedure[Attached]:
     until = time.monotonic() + options.deadline
     settings = options.agent
     if settings.socket is not None:
-        connection = open_socket(settings.socket, path=settings.source)
-        return (yield from _join(connection, options, until))
+        return (yield from _attach_named(settings.socket, settings.source, options, until))
     tried: list[str] = []
     for place in settings.places:
         try:
@@ -119,7 +134,10 @@ def attach(options: Options) -> Procedure[Attached]:
             logger.debug("event=agent_not_there place=%s reason=%s", place, error.message)
             tried.append(error.message)
             continue
-        return (yield from _join(connection, options, until))
+        return (yield from _attach_named(address, place, options, until, connection))
+    for place in settings.places:
+        if place in _agents_known:
+            return (yield from _attach_named(parse_socket(place), place, options, until))
     if settings.require:
         raise AgentUnavailable(
             f"no agent runs on this node, and starting one is turned off: {'; '.join(tried)}",
@@ -128,13 +146,53 @@ def attach(options: Options) -> Procedure[Attached]:
     return (yield from _attach_private(options, until))
 
 
+def again(options: Options, until: float) -> Options:
+    """Return the options to attach anew with, within the time that is left."""
+    return replace(options, deadline=max(until - time.monotonic(), 0.001))
+
+
+def _attach_named(
+    address: SocketAddress,
+    source: str,
+    options: Options,
+    until: float,
+    connection: socket.socket | None = None,
+) -> Procedure[Attached]:
+    """Join at the agent at ``address``, where ``connection`` may lead already. A known agent may be away for now."""
+    options = replace(options, agent=replace(options.agent, socket=address, source=source))
+    known = address.text in _agents_known
+    say_at = time.monotonic() + _SILENT_SECONDS
+    pause = _PAUSE
+    while True:
+        try:
+            if connection is None:
+                connection = open_socket(address, path=source)
+            return (yield from _join(connection, options, until, ready=lambda: _agents_known.add(address.text)))
+        except AgentUnavailable as error:
+            connection = None
+            if not known:
+                raise
+            if time.monotonic() >= until:
+                raise AgentUnavailable(
+                    f"the agent of this node did not come back within {options.deadline:.3g} s: {error.message}",
+                    hint=error.hint,
+                ) from error
+            if time.monotonic() >= say_at:
+                say_at = until
+                seconds = until - time.monotonic()
+                logger.warning("event=agent_waited_for seconds=%.0f reason=%r", seconds, error.message)
+        yield Wait(-1, write=False, until=min(until, time.monotonic() + pause))
+        pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+
 def _attach_private(options: Options, until: float) -> Procedure[Attached]:
+    options = replace(options, agent=replace(options.agent, places=()))
     private = private_agent(
         options.launch, options.agent, uid=os.geteuid(), host=socket.gethostname().split(".")[0] or "node"
     )
     lock = Lock(private.socket)
     starts = handshakes = 0
-    pause = 0.005
+    pause = _PAUSE
     last: AgentUnavailable | None = None
     try:
         while last is None or (starts <= _STARTS and handshakes <= _HANDSHAKES and time.monotonic() < until):
@@ -167,7 +225,7 @@ def _attach_private(options: Options, until: float) -> Procedure[Attached]:
                 break
             logger.debug("event=private_agent_wait starts=%d handshakes=%d reason=%s", starts, handshakes, last)
             yield Wait(-1, write=False, until=min(until, time.monotonic() + pause))
-            pause = min(pause * 1.5, 0.2)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
         raise last
     finally:
         lock.release()
@@ -189,7 +247,7 @@ def _join(
     joined = False
     try:
         conversation.hello()
-        hello_until = time.monotonic() + HELLO_SECONDS
+        hello_until = min(time.monotonic() + HELLO_SECONDS, until + _LATE_SECONDS)
         yield from _exchange(connection, receiver, conversation, lambda: conversation.welcome is not None, hello_until)
         if ready is not None:
             ready()
@@ -213,7 +271,7 @@ def _join(
         if conversation.join_error is not None:
             raise conversation.join_error
         joined = True
-        return Attached(connection, conversation, receiver)
+        return Attached(connection, conversation, receiver, options)
     finally:
         if not joined:
             conversation.fail(AgentUnavailable("the connection was given up"))

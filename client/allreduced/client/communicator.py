@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, Self, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from allreduced.client import call
-from allreduced.client.arrays import Array, Foreign, TorchT
+from allreduced.client.arrays import Array
 from allreduced.client.attach import attach, read_options
+from allreduced.client.moving import Moving
 from allreduced.client.operation import Operation
-from allreduced.client.place import Place, Shape, check_shape
+from allreduced.client.place import Shape, check_shape
+from allreduced.client.reducing import Reducing
 from allreduced.client.session import Session
 from allreduced.client.waiting import drive
 from allreduced.client.work import Work
@@ -45,7 +45,11 @@ def connect(
     ``default_deadline``: seconds for each operation that names none; the agent's ``failure.deadline`` (300 s) if it is
     left out. ``shared_memory``: false sends tensors through the socket, where descriptors cannot be passed.
 
+    An agent that this process was attached to before, and that is not there now, is waited for until the deadline: it
+    is being restarted.
+
     :raises AgentUnavailable: there is no agent and none could be started.
+    :raises InvalidArgument: a name is too long, or a deadline is no finite number of seconds above 0.
     :raises DeadlineExceeded: ranks are missing; ``missing`` names them.
     :raises RankClaimed: another live process holds this rank.
     :raises ConfigError: arguments or variables are out of range or contradict each other.
@@ -68,7 +72,7 @@ def connect(
     return Communicator(session, job=options.launch.job, group=group)
 
 
-class Communicator(Place):
+class Communicator(Reducing, Moving):
     """One rank of a group. Made by :func:`connect`; safe to use from several threads, but not after a fork.
 
     Collectives are called by all ranks, in any order if they have names, else in the same order. Keywords that all
@@ -76,409 +80,17 @@ class Communicator(Place):
     ``priority``: higher goes first; ``algorithm``: see the documentation, normally left to the agent; ``async_op``
     returns a :class:`Work` at once. Inputs, ``out`` and the memory behind them belong to the agent until the call has
     ended; they must not be written meanwhile.
+
+    When this node's agent is lost, everything in flight ends with AgentUnavailable at once; if nothing is, the next
+    call raises it. The call after that attaches again: until its deadline it waits for the agent and for the other
+    ranks, takes the same rank in a new group, where uses of names are counted from 1, and is its first operation.
+    Arrays from before stay valid and are copied when they are given. When another rank or node was lost, every
+    further call raises that RankLost or PeerLost; ``connect()`` in all processes forms the group anew.
     """
 
     def __init__(self, session: Session, *, job: str, group: str) -> None:
-        super().__init__(session.joined, job=job, group=group)
+        super().__init__(session, job=job, group=group)
         self._session = session
-
-    # all_reduce
-
-    @overload
-    def all_reduce(
-        self,
-        x: npt.NDArray[ScalarT],
-        *,
-        op: str = ...,
-        out: Array | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: Literal[False] = ...,
-    ) -> npt.NDArray[ScalarT]: ...
-
-    @overload
-    def all_reduce(
-        self,
-        x: npt.NDArray[ScalarT],
-        *,
-        op: str = ...,
-        out: Array | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: Literal[True],
-    ) -> Work[npt.NDArray[ScalarT]]: ...
-
-    @overload
-    def all_reduce(
-        self,
-        x: TorchT,
-        *,
-        op: str = ...,
-        out: TorchT | None = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: Literal[False] = ...,
-    ) -> TorchT: ...
-
-    @overload
-    def all_reduce(
-        self,
-        x: TorchT,
-        *,
-        op: str = ...,
-        out: TorchT | None = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: Literal[True],
-    ) -> Work[TorchT]: ...
-
-    @overload
-    def all_reduce(
-        self,
-        x: Foreign,
-        *,
-        op: str = ...,
-        out: Array | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: Literal[False] = ...,
-    ) -> Array: ...
-
-    @overload
-    def all_reduce(
-        self,
-        x: Foreign,
-        *,
-        op: str = ...,
-        out: Array | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: Literal[True],
-    ) -> Work[Array]: ...
-
-    def all_reduce(
-        self,
-        x: object,
-        *,
-        op: str = "sum",
-        out: object = None,
-        view: bool = False,
-        name: str | None = None,
-        deadline: float | None = None,
-        priority: int = 0,
-        algorithm: str | None = None,
-        deterministic: bool = False,
-        async_op: bool = False,
-    ) -> object:
-        """Combine the ``x`` of all ranks element by element and give every rank the same bits.
-
-        ``op``: sum, prod, mean (floats and complex), min, max, land, lor, lxor (all but complex), band, bor, bxor
-        (integers and bool); docs/numerics.md says what they compute, exactly. All ranks give the same shape, dtype and
-        op. The result is a new array in the kind of ``x`` (NumPy or torch), or is written to ``out``, which may be
-        ``x`` itself and need not be contiguous. ``view=True`` returns a read-only view of the node's result instead of
-        a copy; its memory is the agent's until the array and all views of it are gone, so don't keep many.
-
-        ``deterministic=True``: values are combined in one order, the ranks of a node and then the nodes, whatever the
-        size of the tensor and the settings of the agents: every run with the same inputs and the same ranks on each
-        node gives the same bits. It is ``algorithm="canonical"``, and costs little.
-
-        :raises InvalidArgument: a dtype, op, shape or ``out`` that cannot be; no other rank is affected.
-        :raises MismatchError: ranks called it differently; on all of them.
-        :raises DeadlineExceeded: not all ranks came, or data did not, by the deadline.
-        :raises RankLost: a process of the group ended.
-        :raises PeerLost: an agent of the group did.
-        :raises AgentUnavailable: this node's agent did.
-        :raises LimitExceeded: the agent has no memory for it, or this client holds too many views.
-        """
-        options = call.Options(name, deadline, priority, algorithm, deterministic)
-        return self._start(call.all_reduce(x, op=op, out=out, view=view, options=options), async_op)
-
-    # all_reduce_many
-
-    @overload
-    def all_reduce_many(
-        self,
-        tensors: Sequence[npt.NDArray[ScalarT]],
-        *,
-        op: str = ...,
-        out: Sequence[Array] | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: Literal[False] = ...,
-    ) -> list[npt.NDArray[ScalarT]]: ...
-
-    @overload
-    def all_reduce_many(
-        self,
-        tensors: Sequence[npt.NDArray[ScalarT]],
-        *,
-        op: str = ...,
-        out: Sequence[Array] | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: Literal[True],
-    ) -> Work[list[npt.NDArray[ScalarT]]]: ...
-
-    @overload
-    def all_reduce_many(
-        self,
-        tensors: Sequence[TorchT],
-        *,
-        op: str = ...,
-        out: Sequence[TorchT] | None = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: Literal[False] = ...,
-    ) -> list[TorchT]: ...
-
-    @overload
-    def all_reduce_many(
-        self,
-        tensors: Sequence[TorchT],
-        *,
-        op: str = ...,
-        out: Sequence[TorchT] | None = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: Literal[True],
-    ) -> Work[list[TorchT]]: ...
-
-    @overload
-    def all_reduce_many(
-        self,
-        tensors: Sequence[Foreign],
-        *,
-        op: str = ...,
-        out: Sequence[Array] | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: Literal[False] = ...,
-    ) -> list[Array]: ...
-
-    @overload
-    def all_reduce_many(
-        self,
-        tensors: Sequence[Foreign],
-        *,
-        op: str = ...,
-        out: Sequence[Array] | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        deterministic: bool = ...,
-        async_op: Literal[True],
-    ) -> Work[list[Array]]: ...
-
-    def all_reduce_many(
-        self,
-        tensors: Sequence[object],
-        *,
-        op: str = "sum",
-        out: Sequence[object] | None = None,
-        view: bool = False,
-        name: str | None = None,
-        deadline: float | None = None,
-        priority: int = 0,
-        algorithm: str | None = None,
-        deterministic: bool = False,
-        async_op: bool = False,
-    ) -> object:
-        """Combine each tensor of the list with its counterparts on the other ranks, and return the list of results.
-
-        The tensors of one dtype travel as one operation, so a list of many small ones costs little more than one of
-        their total size. They may differ in shape and dtype; all ranks give the same list of shapes. ``out``: one
-        array for each tensor; may be ``tensors`` itself. Everything else, and the errors, as :meth:`all_reduce`.
-        An empty list is fine and is not an operation.
-        """
-        options = call.Options(name, deadline, priority, algorithm, deterministic)
-        return self._start(call.all_reduce_many(tensors, op=op, out=out, view=view, options=options), async_op)
-
-    # broadcast
-
-    @overload
-    def broadcast(
-        self,
-        x: npt.NDArray[ScalarT],
-        root: int = ...,
-        *,
-        out: Array | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        async_op: Literal[False] = ...,
-    ) -> npt.NDArray[ScalarT]: ...
-
-    @overload
-    def broadcast(
-        self,
-        x: npt.NDArray[ScalarT],
-        root: int = ...,
-        *,
-        out: Array | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        async_op: Literal[True],
-    ) -> Work[npt.NDArray[ScalarT]]: ...
-
-    @overload
-    def broadcast(
-        self,
-        x: TorchT,
-        root: int = ...,
-        *,
-        out: TorchT | None = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        async_op: Literal[False] = ...,
-    ) -> TorchT: ...
-
-    @overload
-    def broadcast(
-        self,
-        x: TorchT,
-        root: int = ...,
-        *,
-        out: TorchT | None = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        async_op: Literal[True],
-    ) -> Work[TorchT]: ...
-
-    @overload
-    def broadcast(
-        self,
-        x: Foreign,
-        root: int = ...,
-        *,
-        out: Array | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        async_op: Literal[False] = ...,
-    ) -> Array: ...
-
-    @overload
-    def broadcast(
-        self,
-        x: Foreign,
-        root: int = ...,
-        *,
-        out: Array | None = ...,
-        view: bool = ...,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        algorithm: str | None = ...,
-        async_op: Literal[True],
-    ) -> Work[Array]: ...
-
-    def broadcast(
-        self,
-        x: object,
-        root: int = 0,
-        *,
-        out: object = None,
-        view: bool = False,
-        name: str | None = None,
-        deadline: float | None = None,
-        priority: int = 0,
-        algorithm: str | None = None,
-        async_op: bool = False,
-    ) -> object:
-        """Give every rank the ``x`` of rank ``root``. On the others ``x`` only tells shape and dtype.
-
-        Returns a new array (``x`` is not written unless it is also ``out``). ``view`` and errors as
-        :meth:`all_reduce`.
-        """
-        options = call.Options(name, deadline, priority, algorithm)
-        operation = call.broadcast(x, root=root, rank=self.rank, size=self.size, out=out, view=view, options=options)
-        return self._start(operation, async_op)
-
-    # barrier
-
-    @overload
-    def barrier(
-        self,
-        *,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        async_op: Literal[False] = ...,
-    ) -> None: ...
-
-    @overload
-    def barrier(
-        self,
-        *,
-        name: str | None = ...,
-        deadline: float | None = ...,
-        priority: int = ...,
-        async_op: Literal[True],
-    ) -> Work[None]: ...
-
-    def barrier(
-        self,
-        *,
-        name: str | None = None,
-        deadline: float | None = None,
-        priority: int = 0,
-        async_op: bool = False,
-    ) -> object:
-        """Wait until all ranks have called it. Errors as :meth:`all_reduce`."""
-        return self._start(call.barrier(options=call.Options(name, deadline, priority, None)), async_op)
 
     # Memory
 

@@ -19,6 +19,7 @@ from allreduced.client.operation import Operation, Outcome, Part
 from allreduced.client.outbox import Outbox
 from allreduced.client.staging import ArenaRequest, Staging, pieces
 from allreduced.core.errors import (
+    AgentUnavailable,
     AllReducedError,
     ClosedError,
     InvalidArgument,
@@ -71,6 +72,8 @@ class Conversation:
         """Why nothing more can be done with this connection."""
         self.join_error: AllReducedError | None = None
         self.group_error: AllReducedError | None = None
+        self.told = False
+        """Some caller knows that the agent was lost: the next call may attach again, to the agent that follows it."""
         self.completed: list[tuple[Part, Outcome]] = []
         """Parts that ended well and whose results the session has not taken yet, see :meth:`finish`."""
         self.returned: deque[int] = deque()
@@ -126,9 +129,23 @@ class Conversation:
 
         :raises AllReducedError: the connection or the group has ended.
         """
-        error = self.error or self.group_error
+        error = self.group_error or self.error
         if error is not None:
+            self.tell(error)
             raise copy.copy(error)  # a stored error must not collect the frames of its raisers
+
+    def tell(self, error: AllReducedError | None) -> None:
+        """Take note that a caller gets ``error``. Where that is the loss of the agent, it is ``told`` from now on.
+
+        Not where the group had ended before: then it stays ended.
+        """
+        if error is self.error and isinstance(error, AgentUnavailable) and self.group_error is None:
+            self.told = True
+
+    @property
+    def broken(self) -> bool:
+        """True where the connection is of no use any more, not even to give leases back."""
+        return self.error is not None and not isinstance(self.error, ClosedError)
 
     def allocate(self, nbytes: int) -> ArenaRequest:
         """Ask for a block of shared memory; the request is done now, or when the agent has answered."""

@@ -123,12 +123,14 @@ def read_agent(environ: Environment, launch: Launch, *, socket: str | None, agen
     if socket is None and environ.get("ALLREDUCED_SOCKET"):
         socket, source = environ["ALLREDUCED_SOCKET"], "ALLREDUCED_SOCKET"
     address = None if socket is None else parse_socket(socket, path=source)
-    places = []
+    return AgentSettings(address, source, usual_places(environ), mode == "require", _join(environ, launch))
+
+
+def usual_places(environ: Environment) -> tuple[str, ...]:
+    """Return where agents are looked for when none is named: the user's runtime directory, then the system's."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
-    if runtime.startswith("/"):
-        places.append(f"{runtime.rstrip('/')}/allreduced/agent.sock")
-    places.append(SYSTEM_SOCKET)
-    return AgentSettings(address, source, tuple(places), mode == "require", _join(environ, launch))
+    own = (f"{runtime.rstrip('/')}/allreduced/agent.sock",) if runtime.startswith("/") else ()
+    return (*own, SYSTEM_SOCKET)
 
 
 SYSTEM_SOCKET = "/run/allreduced/agent.sock"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,23 @@ from allreduced.protocol.local import Joined
 Shape: TypeAlias = "int | Sequence[int]"
 
 
+class Joiner(Protocol):
+    """Who knows what group this process is in now; another one after the agent was lost and is back."""
+
+    joined: Joined
+
+
 class Place:
     """Who and where this process is in its group. The base of both communicators."""
 
-    def __init__(self, joined: Joined, *, job: str, group: str) -> None:
-        self._joined = joined
+    def __init__(self, joiner: Joiner, *, job: str, group: str) -> None:
+        self._joiner = joiner
         self._job = job
         self._group = group
+
+    @property
+    def _joined(self) -> Joined:
+        return self._joiner.joined
 
     @property
     def job(self) -> str:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from allreduced.client.environment import AgentSettings, Launch
+from allreduced.client.environment import AgentSettings, Launch, process_identity
 from allreduced.client.waiting import Procedure, Wait
 from allreduced.core.addresses import SocketAddress
 from allreduced.core.errors import AgentUnavailable, AllReducedError, from_wire
@@ -29,6 +29,9 @@ START_SECONDS = 60.0
 
 END_SECONDS = 1.0
 """How long an agent that said why it cannot start, or said nothing more, may take to end by itself."""
+
+_started: dict[int, str] = {}
+"""Private agents that this process started, with their identities. One that ended is a zombie until it is asked for."""
 
 _READY_FD = 3
 _LONGEST_ANSWER = 64 << 10
@@ -142,6 +145,20 @@ def start(command: Sequence[str], *, until: float) -> Procedure[None]:
     finally:
         os.close(reader)
     yield from _judge(answer, pid)
+    _reap()  # now: one that was killed just before may have taken a while to end
+    _started[pid] = process_identity(pid)
+
+
+def _reap() -> None:
+    """Let the kernel forget the agents that ended; after a fork they are the parent's, and never asked for again."""
+    for pid, identity in tuple(_started.items()):
+        # Where the caller's own handler of SIGCHLD was first, the number may be that of another child by now.
+        ended = pid
+        if process_identity(pid) == identity:
+            with contextlib.suppress(ChildProcessError):
+                ended, _ = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            del _started[pid]
 
 
 def _inheritable() -> list[int]:

@@ -7,9 +7,10 @@ each thread that has something to send sends it itself.
 from __future__ import annotations
 
 import atexit
-import copy
+import contextlib
 import os
 import select
+import socket
 import sys
 import threading
 import time
@@ -17,14 +18,14 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from allreduced.client.attach import GRACE_SECONDS, Attached
+from allreduced.client.attach import GRACE_SECONDS, Attached, again, attach
+from allreduced.client.attachment import Attachment
 from allreduced.client.buffers import Block
 from allreduced.client.conversation import Conversation
 from allreduced.client.endpoint import transmit
 from allreduced.client.operation import Operation
-from allreduced.client.waiting import poll
-from allreduced.core.errors import AgentUnavailable, ClosedError, InternalError
-from allreduced.protocol.local import Joined
+from allreduced.client.waiting import SLICE_SECONDS, drive, poll
+from allreduced.core.errors import AgentUnavailable
 
 AT_ONCE = 64 << 10
 """Bytes of a result that is copied without letting other threads in."""
@@ -32,52 +33,36 @@ AT_ONCE = 64 << 10
 CLOSE_SECONDS = 5.0
 """How long close() waits for the agent to take what was not sent yet."""
 
-SLICE_SECONDS = 1
-"""How long a thread waits at most before it looks around: close() in another thread must not be noticed late."""
 
-
-FORKED = "this communicator belongs to process {pid}, from which this process was forked"
-
-
-class Session:
-    """A joined connection for blocking callers."""
+class Session(Attachment):
+    """A rank of a group, for blocking callers."""
 
     def __init__(self, attached: Attached) -> None:
-        self._connection = attached.connection
-        self._conversation = attached.conversation
-        self._receiver = attached.receiver
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._reading = False
-        self._left = False
-        self._closed = False
         self._pollers = 0
         self._sleepers = 0
         """Threads that wait for ``_changed``."""
-        joined = attached.conversation.joined
-        if joined is None:
-            raise InternalError("a session was made before its group was joined")
-        self.joined: Joined = joined
+        self._attaching = False
+        """A thread attaches again, without the lock."""
+        self._retired: list[socket.socket] = []
+        """Connections to agents that were lost, to be closed when no thread waits for them any more."""
+        super().__init__(attached)
+        leave_when_forgotten(self)
+
+    def _use(self, attached: Attached) -> None:
+        super()._use(attached)
         self._input = select.poll()  # for the thread that reads
         self._input.register(self._connection, select.POLLIN)
         self._conversation.on_release = _flusher(self)
         self._conversation.owner = weakref.ref(self)
-        leave_when_forgotten(self)
-
-    @property
-    def shared_memory(self) -> bool:
-        """Whether tensors travel in shared memory."""
-        return self._conversation.shared_memory
-
-    @property
-    def inline_limit(self) -> int:
-        """Bytes of a tensor that travel inside messages at most."""
-        welcome = self._conversation.welcome
-        return welcome.inline_limit if welcome is not None else 0
 
     def submit(self, operation: Operation) -> None:
         """Start the operation: when this returns, the agent has it, and its input if that was copied.
+
+        The first call after the loss of the agent that was told to nobody yet raises AgentUnavailable. The next one
+        attaches again, and waits for that until its deadline at most.
 
         :raises AllReducedError: the session or its group has ended.
         """
@@ -101,6 +86,8 @@ class Session:
             self._begin(operation)
             if not self._run(operation, operation.give_up_at):
                 self._give_up()
+            if operation.error is not None:
+                self._conversation.tell(operation.error)
         return operation.outcome()
 
     def wait(self, operation: Operation, timeout: float | None) -> bool:
@@ -126,17 +113,14 @@ class Session:
         self._check_process()
         with self._lock:
             self._check_open()
+            until = time.monotonic() + self._conversation.default_deadline
+            if self._conversation.told:
+                self._attach_again(until)
             self._conversation.check()
             request = self._conversation.allocate(nbytes)
-            until = time.monotonic() + self._conversation.default_deadline + GRACE_SECONDS
-            if not self._run(request, until):
+            if not self._run(request, until + GRACE_SECONDS):
                 self._give_up()
-            block, request.block = request.block, None
-        if request.error is not None:
-            raise copy.copy(request.error)
-        if block is None:
-            raise InternalError("an arena was granted that has no room for what it was asked for")
-        return block
+            return self._granted(request)
 
     def close(self) -> None:
         """Leave the group; what is pending ends with ClosedError. Never waits long.
@@ -170,7 +154,8 @@ class Session:
 
     def abandon(self) -> None:
         """In a forked child: close the inherited descriptor, so that the parent's end shows at the agent at once."""
-        self._connection.close()
+        for connection in (self._connection, *self._retired):
+            connection.close()
 
     def __del__(self) -> None:
         # A communicator that was dropped, with all its views and works: leave as close() would, but never wait.
@@ -182,8 +167,12 @@ class Session:
     def _begin(self, operation: Operation) -> Conversation:
         if self._left:
             self._check_open()
+        until = time.monotonic() + (operation.deadline or self._conversation.default_deadline)
+        operation.give_up_at = until + GRACE_SECONDS
+        if self._conversation.told:
+            self._attach_again(until)
+            operation.deadline = max(until - time.monotonic(), 0.001)
         conversation = self._conversation
-        operation.give_up_at = time.monotonic() + (operation.deadline or conversation.default_deadline) + GRACE_SECONDS
         conversation.submit(operation)
         self._send()
         return conversation
@@ -206,11 +195,7 @@ class Session:
                 if conversation.has_output and conversation.error is None:
                     self._poll(read=False, write=True, until=until)
                 else:
-                    self._sleepers += 1
-                    try:
-                        self._changed.wait(min(rest, 3600.0))
-                    finally:
-                        self._sleepers -= 1
+                    self._sleep(until)
                 continue
             self._reading = True
             try:
@@ -239,7 +224,7 @@ class Session:
         finally:
             self._lock.acquire()
             self._pollers -= 1
-            if self._closed:
+            if self._closed or self._retired:
                 self._release_descriptor()
 
     def _receive(self) -> None:
@@ -290,16 +275,51 @@ class Session:
     def _send(self) -> None:
         if not self._closed:
             transmit(self._connection, self._conversation)
-            if self._left and not self._conversation.leased and not self._conversation.has_output:
+            conversation = self._conversation
+            if self._left and (conversation.broken or not (conversation.leased or conversation.has_output)):
                 self._shut()
 
+    def _attach_again(self, until: float) -> None:
+        """Take the rank anew, in a new group at the agent that follows the lost one. Waits without the lock.
+
+        :raises AgentUnavailable: the agent is not back by ``until``.
+        :raises AllReducedError: the group did not form anew by then, or this session was closed meanwhile.
+        """
+        while self._conversation.told:
+            self._check_open()
+            if self._attaching:
+                if time.monotonic() >= until:
+                    raise AgentUnavailable("the agent of this node is not back yet; another thread waits for it too")
+                self._sleep(until)
+                continue
+            self._attaching = True
+            with contextlib.suppress(OSError):
+                # An agent that only hung, and goes on, must see that the rank is free; threads that wait must wake up.
+                self._connection.shutdown(socket.SHUT_RDWR)
+            self._lock.release()
+            try:
+                attached = drive(attach(again(self._options, until)), self._check_open)
+            finally:
+                self._lock.acquire()
+                self._attaching = False
+                self._wake_others()
+            self._retired.append(self._connection)
+            self._use(attached)
+            if self._left:
+                self._conversation.leave()
+                self._send()
+            self._release_descriptor()
+        self._check_open()
+
+    def _sleep(self, until: float) -> None:
+        self._sleepers += 1
+        try:
+            self._changed.wait(min(until - time.monotonic(), 3600.0))
+        finally:
+            self._sleepers -= 1
+
     def _give_up(self) -> None:
-        self._conversation.fail(
-            AgentUnavailable(
-                "the agent of this node did not answer, long after the deadline",
-                hint="it hangs or is stopped; see its log, and restart it",
-            )
-        )
+        self._conversation.fail(self._hung())
         self._wake_others()
 
     def _shut(self) -> None:
@@ -310,12 +330,12 @@ class Session:
         self._release_descriptor()
 
     def _release_descriptor(self) -> None:
-        if self._closed and not self._pollers:
+        if self._pollers:
+            return
+        while self._retired:
+            self._retired.pop().close()
+        if self._closed:
             self._connection.close()
-
-    def _check_open(self) -> None:
-        if self._left:
-            raise ClosedError("the communicator was closed")
 
     # Without the lock
 
@@ -330,15 +350,6 @@ class Session:
             self._send()
         finally:
             self._lock.release()
-
-    def _forked(self) -> bool:
-        return os.getpid() != self._pid
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                FORKED.format(pid=self._pid), hint="call connect() again in this process, with a rank of its own"
-            )
 
 
 class _Wanted(Protocol):

@@ -1,14 +1,14 @@
 """Procedures that wait, written once for blocking and asyncio callers.
 
 A procedure is a generator that yields a :class:`Wait` where it has to wait, and returns its value. :func:`drive` runs
-one in a blocking way; ``async_session.drive`` runs one on an event loop.
+one in a blocking way; ``async_waiting.drive`` runs one on an event loop.
 """
 
 from __future__ import annotations
 
 import select
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Wait:
     """Wait until ``descriptor`` (-1: none) can be read, or written where ``write`` is true, but not past ``until``.
 
-    ``until`` is on the clock of ``time.monotonic``.
+    It may end earlier without a reason. ``until`` is on the clock of ``time.monotonic``.
     """
 
     descriptor: int
@@ -30,8 +30,15 @@ class Wait:
 Procedure: TypeAlias = Generator[Wait, None, T]
 
 
-def drive(procedure: Procedure[T]) -> T:
-    """Run the procedure to its end in this thread."""
+SLICE_SECONDS = 1
+"""How long anyone waits without looking whether the wait still makes sense."""
+
+
+def drive(procedure: Procedure[T], check: Callable[[], None] | None = None) -> T:
+    """Run the procedure to its end in this thread.
+
+    ``check`` is called every now and then; what it raises ends the procedure.
+    """
     while True:
         try:
             wait = next(procedure)
@@ -39,7 +46,10 @@ def drive(procedure: Procedure[T]) -> T:
             value: T = stop.value
             return value
         try:
-            poll(wait.descriptor, read=True, write=wait.write, until=wait.until)
+            until = wait.until if check is None else min(wait.until, time.monotonic() + SLICE_SECONDS)
+            poll(wait.descriptor, read=True, write=wait.write, until=until)
+            if check is not None:
+                check()
         except BaseException as error:
             procedure.throw(error)
 

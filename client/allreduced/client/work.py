@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar, cast
 
+from allreduced.client.arguments import check_timeout
 from allreduced.client.operation import Operation, WorkInfo
 from allreduced.client.session import Session
 from allreduced.core.errors import AllReducedError, WaitTimeout
@@ -26,16 +27,21 @@ class Work(Generic[T_co]):
     def wait(self, timeout: float | None = None) -> T_co:
         """Return the result. ``timeout`` in seconds ends the wait and not the operation; None waits for its end.
 
-        May be called again, also after a timeout, and from several threads; each call returns the same object.
+        A ``timeout`` of 0 only looks. May be called again, also after a timeout, and from several threads; each call
+        returns the same object.
 
         :raises WaitTimeout: the operation has not ended within ``timeout``; it goes on.
+        :raises InvalidArgument: ``timeout`` is negative or no number.
         :raises AllReducedError: how the operation failed, on this rank as on all others.
         """
+        if timeout is not None:
+            timeout = check_timeout(timeout)
         if not self._session.wait(self._operation, timeout):
             raise WaitTimeout(
                 f"the operation has not ended within {timeout:g} s; it goes on",
                 hint="wait again, or give the operation a deadline= to end it",
             )
+        self._session.tell(self._operation.error)
         return cast("T_co", self._operation.outcome())
 
     def done(self) -> bool:
@@ -45,6 +51,7 @@ class Work(Generic[T_co]):
     def exception(self) -> AllReducedError | None:
         """Return the error that the operation ended with, None if it ended well or has not ended yet."""
         self.done()
+        self._session.tell(self._operation.error)
         return self._operation.error
 
     @property

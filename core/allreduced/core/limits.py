@@ -17,6 +17,9 @@ MAX_RANKS = 1 << 16
 MAX_NAME = 256
 """Bytes (UTF-8) of the name of a job, a group, an operation or a node at most."""
 
+MAX_SHAPE = 1024
+"""Bytes of the text of a shape at most."""
+
 MAX_SECONDS = 1e9
 """The longest duration that can be told, some 31 years; stands for "no limit"."""
 
@@ -66,6 +69,7 @@ Name: TypeAlias = Annotated[str, AtMost(MAX_NAME)]
 Word: TypeAlias = Annotated[str, AtMost(64)]
 """One of a few words, such as the kind of an operation."""
 Text: TypeAlias = Annotated[str, AtMost(4096)]
+ShapeText: TypeAlias = Annotated[str, AtMost(MAX_SHAPE)]
 
 
 def check_name(what: str, name: str) -> None:

@@ -28,13 +28,18 @@ from allreduced.core.limits import (
     Rank,
     RankOrNone,
     Ranks,
+    ShapeText,
     Size,
     Word,
 )
 from allreduced.protocol.codec import Codec
+from allreduced.protocol.status import AgentReport, Unanswered
 
 LOWEST_VERSION = 1
-HIGHEST_VERSION = 1
+HIGHEST_VERSION = 2
+
+STATUS_VERSION = 2
+"""The first version that has :class:`AskStatus`."""
 
 MAX_MESSAGE = 2 << 20
 """Bytes that the body of one message may have at most; larger tensors go by arena or in :class:`Upload` pieces."""
@@ -45,11 +50,7 @@ CHUNK = 1 << 20
 MAX_LEASES = 1 << 16
 """Leases that one :class:`ReleaseLeases` gives back at most."""
 
-MAX_SHAPE = 1024
-"""Bytes of the text of a shape at most."""
-
 Data: TypeAlias = Annotated[bytes, AtMost(CHUNK)]
-ShapeText: TypeAlias = Annotated[str, AtMost(MAX_SHAPE)]
 Leases: TypeAlias = Annotated[tuple[Id, ...], AtMost(MAX_LEASES)]
 Nodes: TypeAlias = Annotated[tuple[tuple[Name, Ranks], ...], AtMost(MAX_RANKS)]
 
@@ -152,6 +153,18 @@ class Leave:
     """This client leaves the group on purpose. Not answered."""
 
     group: Id
+
+
+@dataclass(frozen=True, slots=True)
+class AskStatus:
+    """Tell what runs. Answered by one AgentStatus per agent and a StatusEnd, or by RequestFailed. Since version 2.
+
+    Root and the agent's own user are told everything, others the details of their own groups only. ``others``: ask
+    the other agents too.
+    """
+
+    request: Id
+    others: bool
 
 
 # Agent to client
@@ -263,10 +276,26 @@ class GroupEnded:
     error: WireError
 
 
-ToAgent: TypeAlias = "Hello | Join | AllocateArena | ReleaseArena | Submit | Upload | ReleaseLeases | Leave"
+@dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """What one agent tells; the first one is that of the agent that was asked."""
+
+    request: Id
+    report: AgentReport
+
+
+@dataclass(frozen=True, slots=True)
+class StatusEnd:
+    """All agents that answered were told. ``unanswered``: the others, as far as they are known."""
+
+    request: Id
+    unanswered: Unanswered
+
+
+ToAgent: TypeAlias = "Hello | Join | AllocateArena | ReleaseArena | Submit | Upload | ReleaseLeases | Leave | AskStatus"
 ToClient: TypeAlias = (
     "Welcome | Refused | Joined | ArenaGranted | ResultArena | ResultArenaGone | Done | Download | RequestFailed"
-    " | GroupEnded"
+    " | GroupEnded | AgentStatus | StatusEnd"
 )
 WITH_DESCRIPTOR: tuple[type, ...] = (ArenaGranted, ResultArena)
 
@@ -281,6 +310,7 @@ CODES: Mapping[type, int] = {
     Upload: 6,
     ReleaseLeases: 7,
     Leave: 8,
+    AskStatus: 9,
     Welcome: 65,
     Refused: 66,
     Joined: 67,
@@ -291,6 +321,8 @@ CODES: Mapping[type, int] = {
     Download: 72,
     RequestFailed: 73,
     GroupEnded: 74,
+    AgentStatus: 75,
+    StatusEnd: 76,
 }
 """The type code of each message: below 64 to the agent, from 65 to the client, at most 127. They never change."""
 

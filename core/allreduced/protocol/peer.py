@@ -26,13 +26,14 @@ from allreduced.core.limits import (
     Rank,
     RankOrNone,
     Ranks,
+    ShapeText,
     Signed,
     Size,
     Text,
     Word,
 )
 from allreduced.protocol.codec import Codec
-from allreduced.protocol.local import ShapeText
+from allreduced.protocol.status import AgentReport
 
 MAX_FRAME = 1 << 20
 """Bytes that one control frame may have at most."""
@@ -93,6 +94,22 @@ class PeerTable:
     peers: Peers
 
 
+@dataclass(frozen=True, slots=True)
+class StatusRequest:
+    """Tell what the user ``uid`` may know of what runs at the receiver; it answers by a Status."""
+
+    request: Id
+    uid: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Answer to StatusRequest."""
+
+    request: Id
+    report: AgentReport
+
+
 # Membership
 
 
@@ -118,7 +135,10 @@ class Retract:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The claim ``client`` of the receiver's cannot be served; its client gets the error."""
+    """The claim ``client`` of the receiver's cannot be served; its client gets the error.
+
+    ``client`` 0, with ``mismatch``: the ranks that the error names were refused; those that would wait for them are.
+    """
 
     key: GroupKey
     client: Id
@@ -341,7 +361,7 @@ class Ready:
 
     ``attempt`` grows with every READY after a withdrawal. ``stamp`` is the place in the agreed order, as
     (negative priority, lamport time, index of the member with the lowest rank), or empty where not known yet.
-    ``serial``: how many-th operation of the group this is for which the sender was ready; the same in every attempt.
+    ``serial``: how many-th operation of the group this is for which the sender was ready.
     ``confirms``: as in Confirm.
     """
 
@@ -530,7 +550,8 @@ OperationFrame: TypeAlias = (
 )
 NamesFrame: TypeAlias = "Forget | Forgettable"
 EngineFrame: TypeAlias = "OperationFrame | NamesFrame | Confirm"
-Frame: TypeAlias = "Heartbeat | Goodbye | PeerTable | MembershipFrame | EngineFrame"
+StatusFrame: TypeAlias = "StatusRequest | Status"
+Frame: TypeAlias = "Heartbeat | Goodbye | PeerTable | StatusFrame | MembershipFrame | EngineFrame"
 
 # Bytes
 
@@ -538,6 +559,8 @@ CODES: Mapping[type, int] = {
     Heartbeat: 1,
     Goodbye: 2,
     PeerTable: 3,
+    StatusRequest: 4,
+    Status: 5,
     Announce: 16,
     Retract: 17,
     Refuse: 18,

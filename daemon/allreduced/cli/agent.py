@@ -33,7 +33,11 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add = parser.add_argument
     add("--config", metavar="FILE", help="settings, in TOML")
-    add("--check", action="store_true", help="print the effective settings as TOML, secrets masked, and stop")
+    add(
+        "--check",
+        action="store_true",
+        help="print the effective settings as TOML, secrets masked, and the times that follow from them, and stop",
+    )
     add("--node", metavar="NAME", help="unique name of this node (default: the host name)")
     add(
         "--socket",
@@ -80,7 +84,10 @@ def _execute(arguments: argparse.Namespace) -> int:
 
     settings = load(arguments.config, os.environ, _overrides(arguments))
     if arguments.check:
-        say(settings.describe().rstrip("\n"))
+        say(settings.describe())
+        say("# What follows from failure.failure_timeout:")
+        for line in settings.timing.describe():
+            say(f"# {line}")
         return 0
     from allreduced.daemon.agent import AgentOptions, run_agent
 

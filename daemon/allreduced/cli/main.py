@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from allreduced.cli import agent, bench, demo, run
+from allreduced.cli import agent, bench, demo, run, status
 from allreduced.cli.console import complain, explain
 from allreduced.cli.extras import remedy
 from allreduced.core.errors import AllReducedError, UsageError
@@ -19,6 +19,7 @@ examples:
   allreduced run --nodes 2 --ranks-per-node 4 -- python train.py
   allreduced bench --ranks-per-node 4
   allreduced agent --config agent.toml
+  allreduced status                                          what runs, and who is waited for
 
 Exit status: 0 for success, 2 for wrong usage or settings, 1 for other failures; `run` gives that of the failed rank.
 """
@@ -70,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"allreduced {version()}")
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (agent, run, demo, bench):
+    for command in (agent, run, demo, bench, status):
         command.add_parser(subparsers)
     return parser
 

@@ -19,6 +19,7 @@ from allreduced.daemon import logs
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.descriptors import raise_descriptor_limit
 from allreduced.daemon.dialler import Dialler
+from allreduced.daemon.diallers import reached
 from allreduced.daemon.discovery import Found, discovery
 from allreduced.daemon.driver import Driver
 from allreduced.daemon.engine.engine import Engine
@@ -31,12 +32,16 @@ from allreduced.daemon.membership.events import Event as MembershipEvent
 from allreduced.daemon.membership.events import FrameArrived
 from allreduced.daemon.membership.membership import Membership
 from allreduced.daemon.memory_share import default_total
-from allreduced.daemon.peers import Peers, reached
+from allreduced.daemon.peers import Peers
+from allreduced.daemon.process_state import process_state
 from allreduced.daemon.reachability import advertised, check_access, stays_here
 from allreduced.daemon.readiness import Readiness
+from allreduced.daemon.report import AgentFacts, make_report
 from allreduced.daemon.settings import Settings, default_socket, secret_bytes
+from allreduced.daemon.status import StatusDesk, status_wait
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.protocol.peer import Announce
+from allreduced.protocol.status import AgentReport
 from allreduced.transports.base import LinkOptions, Listener
 from allreduced.transports.registry import transport
 
@@ -53,6 +58,9 @@ REACH_TIMEOUT = 3.0
 
 ANSWER_TIMEOUT = 10.0
 """The same where something listens there already."""
+
+MOST_OPERATIONS = 256
+"""Operations of which a status report tells: to look at more would hold up those that run."""
 
 TAKE_OVER_PAUSE = 0.25
 """Seconds between tries to listen at a meeting point whose holder is gone."""
@@ -88,6 +96,12 @@ def run_agent(settings: Settings, options: AgentOptions, environ: Mapping[str, s
     readiness = Readiness(options.ready_fd, environ)
     try:
         raise_descriptor_limit()
+        if any(peer.node == node for peer in settings.peers.static):  # by its host name, which settings do not tell
+            raise ConfigError(
+                f"{node!r} is listed among the peers, and is this agent itself",
+                path="peers.static",
+                hint="list the other agents only, or give this one another agent.node",
+            )
         loop_factory = _loop_factory(settings.agent.loop)
         agent = Agent(node, settings, options, environ, readiness)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -140,7 +154,7 @@ class Agent:
         self._signals = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-        limits = settings.limits
+        limits, timing = settings.limits, settings.timing
         total = limits.arena_bytes or default_total()
         arena_limits = ArenaLimits.from_total(total)
         per_client = min(limits.arena_bytes_per_client or arena_limits.inputs, arena_limits.inputs)
@@ -159,10 +173,12 @@ class Agent:
                 names=limits.names,
                 lease_bytes=limits.lease_bytes,
                 leases=limits.leases,
+                failure_timeout=timing.failure_timeout,
+                confirm_seconds=timing.confirm,
             ),
         )
         self._membership = Membership(
-            node, self._incarnation, options.tile_bytes or engine.tile_bytes, lambda: secrets.randbits(63)
+            node, self._incarnation, options.tile_bytes or engine.tile_bytes, lambda: secrets.randbits(63), timing
         )
         self._driver = Driver(self._engine, self._membership, self._kernels, self._arenas)
         self._server = LocalServer(
@@ -181,7 +197,7 @@ class Agent:
             ),
             default_deadline=settings.failure.deadline,
         )
-        timeout = settings.failure.failure_timeout
+        self._started = time.monotonic()
         self._peers = Peers(
             node,
             self._incarnation,
@@ -190,12 +206,30 @@ class Agent:
                 authenticator=SecretAuthenticator(node, self._incarnation, self._secret),
                 flows=settings.peers.flows,
                 max_frame=engine.tile_bytes,
-                connect_timeout=timeout,
-                handshake_timeout=timeout,
+                connect_timeout=timing.connect,
+                handshake_timeout=timing.connect,
                 max_pending_handshakes=limits.pending_handshakes,
             ),
             transport,
-            failure_timeout=timeout,
+            timing=timing,
+        )
+        self._status = StatusDesk(self._report, self._peers, wait=status_wait(timing.failure_timeout))
+        self._server.ask_at(self._status)
+        self._peers.on_status = self._status.frame_arrived
+
+    def _report(self, asker: int) -> AgentReport:
+        """Return what the user ``asker`` is told about this agent."""
+        now = self._driver.now()
+        return make_report(
+            asker,
+            AgentFacts(
+                self.node, self._incarnation, os.getpid(), os.geteuid(), now - self._started, self._server.served
+            ),
+            self._engine.snapshot(now, MOST_OPERATIONS),
+            self._membership.snapshot(),
+            self._peers.view(),
+            lambda client: process_state(self._server.process_of(client)).value,
+            now,
         )
 
     async def run(self) -> int:
@@ -317,14 +351,16 @@ class Agent:
     async def _close(self) -> None:
         if self._lifetime is not None:
             self._lifetime.close()
+        self._status.close()
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        # While there are links, the address must not refuse connections, which would prove that this agent is dead.
+        await self._peers.close(self._settings.failure.failure_timeout)
         for listener in self._listeners:
             await listener.close()
-        await self._peers.close(self._settings.failure.failure_timeout)
         await self._server.close()
         self._driver.close()
         self._kernels.close()

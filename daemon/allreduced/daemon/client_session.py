@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from allreduced.core.errors import (
     AllReducedError,
+    AuthenticationError,
     InvalidArgument,
     LimitExceeded,
     ProtocolError,
@@ -15,6 +16,7 @@ from allreduced.core.errors import (
 )
 from allreduced.core.identity import GroupKey
 from allreduced.core.log_limit import LogLimit
+from allreduced.daemon.activity import Call, describe, describe_all
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.client_connection import ClientConnection
 from allreduced.daemon.engine.events import ClientGone as EngineClientGone
@@ -25,6 +27,7 @@ from allreduced.daemon.membership.events import ClientGone, ClientJoining, Clien
 from allreduced.daemon.ports import EventSink, Result
 from allreduced.daemon.results import Results
 from allreduced.daemon.slab import Slab
+from allreduced.daemon.status import Answer
 from allreduced.daemon.submission import HeldGroup, Submission, check_submit, fingerprint_of
 from allreduced.protocol import local
 
@@ -46,6 +49,8 @@ class LocalContext:
     log: LogLimit
     drop_stale: Callable[[GroupKey, int], None]
     """Ends the connections that hold ranks of this group and whose processes are gone, other than this client's."""
+    ask_status: Callable[[int, bool, Callable[[Answer], None]], None]
+    """Finds out what a user may know, with or without the other agents."""
     changed: Callable[[], None]
     """Called when a client was welcomed, and when a connection ended."""
     forget: Callable[[int], None]
@@ -60,7 +65,10 @@ class _Join:
 
 @dataclass(slots=True, eq=False)
 class _Operation:
-    """A submit of the client. ``source``: its input; ``uploaded``: bytes of it that came so far, None once complete."""
+    """A submit of the client. ``source``: its input; ``uploaded``: bytes of it that came so far, None once complete.
+
+    ``call``: its number among the submits of the client in its group.
+    """
 
     message: local.Submit
     deadline_at: float
@@ -71,6 +79,7 @@ class _Operation:
     uploaded: int | None = None
     refused: AllReducedError | None = None
     """Why this agent cannot take it; the engine hears of it all the same, for it counts."""
+    call: int = 0
 
 
 class ClientSession:
@@ -79,7 +88,10 @@ class ClientSession:
     After the connection's end the session stays until the last of its operations ended, for their inputs are in use.
     """
 
-    def __init__(self, client: int, connection: ClientConnection, context: LocalContext) -> None:
+    def __init__(
+        self, client: int, connection: ClientConnection, context: LocalContext, *, onlooker: bool = False
+    ) -> None:
+        """``onlooker``: it may ask for the status, and nothing else."""
         self.client = client
         self.connection = connection
         self._context = context
@@ -95,6 +107,11 @@ class ClientSession:
         self._ended: dict[int, AllReducedError] = {}
         self._operations: dict[int, _Operation] = {}
         self._allocations: set[int] = set()
+        self._onlooker = onlooker
+        self._asking = self._looked = False
+        """A question for the status is not answered yet; there was one."""
+        self._used = False
+        """It asked for something else than the status."""
         self._gone = False
         self._do: dict[type, Callable[..., None]] = {
             local.Submit: self._submit,
@@ -104,6 +121,7 @@ class ClientSession:
             local.ReleaseArena: self._release_arena,
             local.Join: self._join,
             local.Leave: self._leave,
+            local.AskStatus: self._ask_status,
         }
 
     @property
@@ -115,6 +133,11 @@ class ClientSession:
     def gone(self) -> bool:
         """True once the connection ended."""
         return self._gone
+
+    @property
+    def served(self) -> bool:
+        """True for a client that did more than look at the status: a private agent lives for such clients."""
+        return self._attached and (self._used or not self._looked)
 
     def claims(self, key: GroupKey) -> bool:
         """Return whether the client holds or waits for a rank of the group."""
@@ -133,7 +156,29 @@ class ClientSession:
         do = self._do.get(type(message))
         if do is None:
             raise ProtocolError("a second hello on one connection")
+        if not self._used and type(message) is not local.AskStatus:
+            self._used = True
+            if self._onlooker:
+                self.connection.refuse(
+                    AuthenticationError(
+                        f"uid {self.connection.uid} may ask this agent for its status, and for nothing else",
+                        hint="become the user that the agent runs as",
+                    )
+                )
+                return
         do(message)
+
+    def _ask_status(self, message: local.AskStatus) -> None:
+        request = self._new_request(message.request)
+        if self._asking:
+            raise ProtocolError("the status was asked for again before the answer came")
+        self._asking = self._looked = True
+
+        def answered(answer: Answer) -> None:
+            self._asking = False
+            self.connection.stream(_status(request, answer))
+
+        self._context.ask_status(self.connection.uid, message.others, answered)
 
     def _hello(self, message: local.ToAgent) -> None:
         if not isinstance(message, local.Hello):
@@ -228,7 +273,10 @@ class ClientSession:
             )
             self._refuse_request(request, error)
             return
-        operation = _Operation(message, self._sink.now() + (message.deadline or held.default_deadline))
+        held.calls += 1
+        held.last = message.kind, message.name
+        deadline_at = self._sink.now() + (message.deadline or held.default_deadline)
+        operation = _Operation(message, deadline_at, call=held.calls)
         try:
             if len(operations) + len(self._joins) >= self._limits.requests:
                 self._check_room()
@@ -399,7 +447,7 @@ class ClientSession:
             self._context.log.warning("event=client_dropped pid=%d uid=%d reason=%r", pid, uid, reason)
         self._gone = True
         if self._attached:
-            self._sink.membership_event(ClientGone(self.client))
+            self._sink.membership_event(ClientGone(self.client, self._doing()))
             self._sink.engine_event(EngineClientGone(self.client))
         for request, operation in tuple(self._operations.items()):
             if operation.uploaded is not None:  # the engine does not know of it
@@ -411,6 +459,22 @@ class ClientSession:
         self._keys.clear()
         self._context.changed()
         self._look_empty()
+
+    def _doing(self) -> str:
+        """Return what the client does right now, in words."""
+        now = self._sink.now()
+        waiting: dict[int, list[Call]] = {group: [] for group in self._groups}
+        for operation in self._operations.values():
+            message = operation.message
+            if held := self._groups.get(message.group):
+                begun = operation.deadline_at - (message.deadline or held.default_deadline)
+                waiting[held.group].append(Call(operation.call, message.kind, message.name, now - begun))
+        return describe_all(
+            [
+                (self._keys[group].name, describe(Call(held.calls, *held.last) if held.calls else None, waiting[group]))
+                for group, held in self._groups.items()
+            ]
+        )
 
     def _operation_over(self, request: int, operation: _Operation) -> None:
         del self._operations[request]
@@ -432,3 +496,9 @@ class ClientSession:
     def _look_empty(self) -> None:
         if not self._operations:
             self._context.forget(self.client)
+
+
+def _status(request: int, answer: Answer) -> Generator[local.ToClient, None, None]:
+    for report in answer.reports:
+        yield local.AgentStatus(request, report)
+    yield local.StatusEnd(request, answer.unanswered)

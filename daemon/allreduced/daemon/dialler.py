@@ -1,4 +1,4 @@
-"""Keeps one link to one address: dials, waits while the peer is up, dials again."""
+"""Keeps one link to one address: dials, waits while the peer is up, dials again as soon as it is not."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Awaitable, Callable
 
 from allreduced.core.errors import AgentUnavailable, AllReducedError
 from allreduced.daemon.peer_link import LinkState, PeerLink, Target
+from allreduced.daemon.timing import Timing
 from allreduced.protocol.handshake import ConnectedToSelf
 
 logger = logging.getLogger("allreduced.peers")
 
-FIRST_PAUSE = 0.05
-
 
 class Dialler:
-    """A task that keeps a link to ``target``: pauses between tries double up to ``longest_pause`` seconds, for ever.
+    """A task that keeps a link to ``target``, for ever.
 
-    ``connect`` dials once and returns the link once it is chosen or over. ``up`` finds the chosen link to a node.
+    A link that ends is dialled again at once; pauses between further tries double up to the longest. ``connect`` dials
+    once and returns the link once it is chosen or over. ``up`` finds the chosen link to a node.
     """
 
     def __init__(
@@ -27,24 +27,38 @@ class Dialler:
         connect: Callable[[Target], Awaitable[PeerLink]],
         up: Callable[[str], PeerLink | None],
         *,
-        longest_pause: float,
+        timing: Timing,
     ) -> None:
         self.target = target
         self._connect = connect
         self._up = up
-        self._longest = longest_pause
+        self._timing = timing
         self._node = target.node
         self._said = ""
+        self._led_there = False
+        self._doubtful = not target.heard
+        self._woken: asyncio.Event | None = None
         self._away = asyncio.Event()
         self._away.set()
         loop = asyncio.get_running_loop()
         self._first: asyncio.Future[AllReducedError | None] = loop.create_future()
         self._task = loop.create_task(self._run(), name=f"dial {target.address}")
+        self._task.add_done_callback(self._ended)
 
     @property
     def done(self) -> bool:
         """True when it gave up for good: the target is this agent itself, or said goodbye."""
         return self._task.done()
+
+    @property
+    def node(self) -> str:
+        """The name of the agent at the target; empty as long as it is not known."""
+        return self._node
+
+    @property
+    def connected(self) -> bool:
+        """True while there is a link to the agent at the target."""
+        return not self._away.is_set()
 
     async def away(self) -> None:
         """Return as soon as the agent at the target is not connected: at once, or when its link ends."""
@@ -59,33 +73,64 @@ class Dialler:
         if error is not None:
             raise error
 
+    def wake(self) -> None:
+        """Try now, if it pauses: something is new about the agent at the target.
+
+        A listed address is tried once more though its agent has dialled meanwhile, to know whether it is the right one.
+        """
+        if self._woken is not None:
+            self._doubtful = not self._led_there and not self.target.heard
+            self._woken.set()
+
+    def stop(self) -> None:
+        """Dial no more. A link that was made stays."""
+        self._task.cancel()
+
     async def close(self) -> None:
-        """Stop. A link that was made stays."""
+        """Stop, and return when that has happened."""
         self._task.cancel()
         await asyncio.wait([self._task])
-        if not self._task.cancelled() and self._task.exception() is not None:
-            logger.error("event=dialler_failed address=%s", self.target.address, exc_info=self._task.exception())
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("event=dialler_failed address=%s", self.target.address, exc_info=error)
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
         await asyncio.sleep(self.target.patience)
-        pause = min(FIRST_PAUSE, self._longest)
+        first, longest = self._timing.first_pause, self._timing.longest_pause
+        pause = first
         while True:
-            link = self._up(self._node) if self._node else None
+            link = self._up(self._node) if self._node and not self._doubtful else None
             if link is None:
                 link = await self._try()
+                self._doubtful = False
             if link is not None and link.state is LinkState.CHOSEN:
                 self._result(None)
                 self._said = ""
-                pause = min(FIRST_PAUSE, self._longest)
                 self._away.clear()
+                since = loop.time()
                 await link.over.wait()
                 self._away.set()
                 if link.goodbye and self.target.heard:
                     return
+                if loop.time() - since > longest:
+                    pause = first
+                    continue  # a link that ends as soon as it is made is no reason to hurry
             elif self._first.done() and isinstance(self._first.result(), ConnectedToSelf):
                 return
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, self._longest)
+            pause = first if await self._woken_within(pause) else min(2 * pause, longest)
+
+    async def _woken_within(self, seconds: float) -> bool:
+        self._woken = asyncio.Event()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._woken = None
+        return True
 
     async def _try(self) -> PeerLink | None:
         try:
@@ -96,6 +141,7 @@ class Dialler:
             self._say(error)
             return None
         self._node = link.node
+        self._led_there = True
         # The link may not be the one that was chosen, but the peer is the right one.
         return self._up(link.node) or link
 

@@ -10,12 +10,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
-from allreduced.core.errors import AgentUnavailable, AllReducedError, InternalError
+from allreduced.core.errors import AgentUnavailable, AllReducedError
 from allreduced.daemon.arena_table import ArenaTable
+from allreduced.daemon.defects import Action, Event, defect, touched_by_action, touched_by_event
 from allreduced.daemon.engine import actions as engine_actions
 from allreduced.daemon.engine import events as engine_events
 from allreduced.daemon.kernel_port import Kernels
@@ -23,16 +23,13 @@ from allreduced.daemon.lazy_timer import LazyTimer
 from allreduced.daemon.membership import actions as membership_actions
 from allreduced.daemon.membership import events as membership_events
 from allreduced.daemon.ports import ClientPort, EnginePort, MembershipPort, PeerPort, Result
-from allreduced.protocol.peer import EngineFrame, Grant, MoreGrants, Ready
+from allreduced.protocol.peer import EngineFrame, Fetch, Grant, MoreGrants, Ready
 from allreduced.transports.base import Link
 
 logger = logging.getLogger("allreduced.driver")
 
 AT_ONCE = 128 << 10
 """Bytes (all sources and the target) up to which a reduction runs on the loop: waking a worker would take longer."""
-
-_Action: TypeAlias = "engine_actions.Action | membership_actions.Action"
-_Event: TypeAlias = "engine_events.Event | membership_events.Event"
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +51,8 @@ class Driver:
 
     Build it, :meth:`attach` the two planes, :meth:`start`, and give it events. A defect of the pure parts (an
     exception out of ``handle``, or an action that cannot be done) is logged with its traceback and ends the groups
-    that it may have touched with ``InternalError``; everything else is served on.
+    that it may have touched with ``InternalError``, here and by the memberships' word at the other nodes; everything
+    else is served on.
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class Driver:
         self._clients: ClientPort
         self._peers: PeerPort
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._queue: deque[tuple[Callable[..., Iterable[_Action]], _Event]] = deque()
+        self._queue: deque[tuple[Callable[..., Iterable[Action]], Event]] = deque()
         self._busy = False
         self._engine_timer = LazyTimer(clock, lambda: self.engine_event(engine_events.TimePassed()))
         self._membership_timer = LazyTimer(clock, lambda: self.membership_event(membership_events.TimePassed()))
@@ -96,6 +94,8 @@ class Driver:
             engine_actions.SendFrame: self._send_operation_frame,
             engine_actions.Deliver: self._deliver,
             engine_actions.Fail: self._fail,
+            engine_actions.Frozen: lambda action: self.membership_event(membership_events.Frozen(action)),
+            engine_actions.GiveUp: self._give_up,
             engine_actions.SetTimer: lambda action: self._engine_timer.set(action.at),
             membership_actions.SendFrame: lambda action: self._peers.send_frame(action.node, action.frame),
             membership_actions.Admit: self._admit,
@@ -146,6 +146,8 @@ class Driver:
                 len(self._outgoing),
                 len(self._jobs),
             )
+            # Whatever comes in from now on must not be delivered any more: the goodbye counts as a departure.
+            self._break_groups(tuple(self._groups), _stopping())
             return False
         return True
 
@@ -303,7 +305,7 @@ class Driver:
 
     def _post_receive(self, action: engine_actions.PostReceive) -> None:
         link = self._peers.link(action.node)
-        if link is None:  # its PeerDown is on the way
+        if link is None:  # nothing can land; a change of the group's generation, or its end, is on the way
             return
         token = link.post_receive(action.receive, self._arenas.view(action.region))
         self._posted[action.receive] = _Posted(link, token, action.region.buffer, action.region.nbytes)
@@ -331,14 +333,19 @@ class Driver:
 
     def _send_operation_frame(self, action: engine_actions.SendFrame) -> None:
         frame: EngineFrame = action.frame
-        if isinstance(frame, Ready | MoreGrants) and frame.grants:
-            frame = replace(frame, grants=tuple(self._with_token(grant) for grant in frame.grants))
+        if isinstance(frame, Ready | MoreGrants | Fetch) and frame.grants:
+            link = self._peers.link(action.node)
+            frame = replace(frame, grants=tuple(self._granted(frame.grants, link)))
+            if isinstance(frame, Fetch) and not frame.grants:
+                return
         self._peers.send_frame(action.node, frame)
 
-    def _with_token(self, grant: Grant) -> Grant:
-        posted = self._posted.get(grant.receive)
-        token = posted.token if posted is not None else b""
-        return Grant(grant.receive, grant.step, grant.block, grant.first, grant.tiles, token)
+    def _granted(self, grants: Iterable[Grant], link: Link | None) -> Iterator[Grant]:
+        """Return the grants with their tokens. One that was posted on an earlier link than this is worth nothing."""
+        for grant in grants:
+            posted = self._posted.get(grant.receive)
+            if posted is not None and posted.link is link:
+                yield Grant(grant.receive, grant.step, grant.block, grant.first, grant.tiles, posted.token)
 
     def _deliver(self, action: engine_actions.Deliver) -> None:
         if not self._ends(action.client, action.request):
@@ -369,6 +376,9 @@ class Driver:
             return False
         return True
 
+    def _give_up(self, action: engine_actions.GiveUp) -> None:
+        self.membership_event(membership_events.GiveUp(action.group, action.error))
+
     # Actions of the memberships
 
     def _admit(self, action: membership_actions.Admit) -> None:
@@ -390,51 +400,31 @@ class Driver:
 
     # Defects
 
-    def _event_failed(self, event: _Event) -> None:
+    def _event_failed(self, event: Event) -> None:
         """End what an event was about, for nobody knows what state its handling left behind."""
-        error = _defect()
+        error = defect()
+        self._break_groups(touched_by_event(event, self._groups), error)
         match event:
-            case engine_events.Submitted(client=client, request=request, group=group):
-                self._break_groups([group], error)
+            case engine_events.Submitted(client=client, request=request):
                 if (client, request) in self._submitted:
                     self._submitted.discard((client, request))
                     self._clients.failed(client, request, error)
             case membership_events.ClientJoining(client=client, request=request):
                 self._clients.failed(client, request, error)
-            case engine_events.GroupBroken() | engine_events.GroupForgotten():
-                pass  # the group is at its end, and breaking it is what failed
-            case engine_events.GroupStarted(group=group) | engine_events.RanksLeft(group=group):
-                self._break_groups([group], error)
-            case engine_events.FrameArrived(frame=frame):
-                self._break_groups([frame.group], error)
-            case (
-                membership_events.ClientLeaving()
-                | membership_events.ClientGone()
-                | membership_events.PeerUp()
-                | membership_events.PeerDown()
-                | membership_events.FrameArrived()
-                | membership_events.TimePassed()
-            ):
-                pass  # nobody waits for an answer to these
             case _:
-                self._break_groups(list(self._groups), error)
+                pass
 
-    def _action_failed(self, action: _Action) -> None:
+    def _action_failed(self, action: Action) -> None:
         """End what an action was for, and tell the engine that its memory is free."""
-        error = _defect()
+        error = defect()
+        self._break_groups(touched_by_action(action, self._groups, self._arenas.group_of), error)
         match action:
-            case engine_actions.Reduce(job=job, target=target):
+            case engine_actions.Reduce(job=job):
                 self._jobs.pop(job, None)
-                self._break_around(target.buffer, error)
                 self.engine_event(engine_events.Reduced(job))
-            case engine_actions.PostReceive(region=region):
-                self._break_around(region.buffer, error)
-            case engine_actions.Send(send=send, region=region):
+            case engine_actions.Send(send=send):
                 self._outgoing.pop(send, None)
-                self._break_around(region.buffer, error)
                 self.engine_event(engine_events.Sent(send))
-            case engine_actions.SendFrame(frame=frame):
-                self._break_groups([frame.group], error)
             case engine_actions.CreateArena(buffer=buffer):
                 self.engine_event(engine_events.ArenaFailed(buffer, error))
             case engine_actions.Deliver(client=client, request=request):
@@ -442,25 +432,16 @@ class Driver:
             case _:
                 pass
 
-    def _break_around(self, buffer: int, error: InternalError) -> None:
-        """Break the group that a buffer belongs to; every group where that is not known."""
-        group = self._arenas.group_of(buffer)
-        self._break_groups([group] if group in self._groups else list(self._groups), error)
-
-    def _break_groups(self, groups: list[int], error: InternalError) -> None:
+    def _break_groups(self, groups: Iterable[int], error: AllReducedError) -> None:
+        """End groups on this node at once, and have the memberships tell the others."""
         for group in groups:
             started = self._groups.pop(group, None)
             if started is None:
                 continue
             self.engine_event(engine_events.GroupBroken(group, error))
             self._clients.group_ended(tuple(started.local.values()), group, error)
+            self.membership_event(membership_events.GiveUp(group, error))
 
 
 def _stopping() -> AgentUnavailable:
     return AgentUnavailable("this node's agent is stopping and takes nothing new", hint="start it again, then retry")
-
-
-def _defect() -> InternalError:
-    return InternalError(
-        "a defect in this node's agent ended this", hint="the agent's log has the traceback; please report it"
-    )

@@ -21,6 +21,7 @@ from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.ports import EventSink, Result
 from allreduced.daemon.slab import Slab
 from allreduced.daemon.socket_path import BoundSocket, bind_socket
+from allreduced.daemon.status import Answer, Answered, StatusDesk
 from allreduced.protocol.local import Refused, encode
 
 logger = logging.getLogger("allreduced.local")
@@ -32,6 +33,11 @@ RETRY_ACCEPT = 0.5
 def own_uid_only(uid: int) -> bool:
     """Return whether ``uid`` is the agent's own; the default of who may attach."""
     return uid == os.geteuid()
+
+
+def root_only(uid: int) -> bool:
+    """Return whether ``uid`` is root's; the default of who may look without being allowed to attach."""
+    return uid == 0
 
 
 class LocalServer:
@@ -51,8 +57,12 @@ class LocalServer:
         limits: LocalLimits | None = None,
         default_deadline: float = 300.0,
         uid_allowed: Callable[[int], bool] = own_uid_only,
+        onlooker_allowed: Callable[[int], bool] = root_only,
     ) -> None:
-        """``default_deadline``: seconds, for operations whose group names none."""
+        """``default_deadline``: seconds, for operations whose group names none.
+
+        ``onlooker_allowed``: who else may connect, to ask for the status only.
+        """
         self.limits = limits or LocalLimits()
         self._log = LogLimit(logger)
         self._slab = Slab(arenas, slot_bytes=self.limits.inline, max_bytes=self.limits.inline_bytes)
@@ -66,10 +76,13 @@ class LocalServer:
             default_deadline=default_deadline,
             log=self._log,
             drop_stale=self.drop_stale,
+            ask_status=self._ask_status,
             changed=self._clients_changed,
             forget=self._forget,
         )
         self._uid_allowed = uid_allowed
+        self._onlooker_allowed = onlooker_allowed
+        self._status: StatusDesk | None = None
         self._scratch = bytearray(READ_BYTES)
         self._sessions: dict[int, ClientSession] = {}
         self._served = False
@@ -82,9 +95,29 @@ class LocalServer:
         """Connections that are open."""
         return sum(not session.gone for session in self._sessions.values())
 
+    @property
+    def served(self) -> int:
+        """The same, without those that only ask for the status."""
+        return sum(session.attached and session.served for session in self._sessions.values())
+
     def report_to(self, lifetime: Lifetime) -> None:
         """Tell ``lifetime`` of every change in the number of clients from now on."""
         self._lifetime = lifetime
+
+    def ask_at(self, status: StatusDesk) -> None:
+        """Let clients ask there what runs."""
+        self._status = status
+
+    def _ask_status(self, uid: int, others: bool, answered: Answered) -> None:
+        if self._status is None:
+            answered(Answer((), ()))
+        else:
+            self._status.ask(uid, answered, others=others)
+
+    def process_of(self, client: int) -> int:
+        """Return the pid of the client's process; 0 where it is gone, or in a container of its own."""
+        session = self._sessions.get(client)
+        return session.connection.pid if session is not None and not session.gone else 0
 
     def is_connected(self, client: int) -> bool:
         """Return whether the client's process still has its connection open.
@@ -150,7 +183,8 @@ class LocalServer:
             )
             return
         connection = ClientConnection(sock, self.limits, self._scratch)
-        if not self._uid_allowed(connection.uid):
+        onlooker = not self._uid_allowed(connection.uid)
+        if onlooker and not self._onlooker_allowed(connection.uid):
             self._turn_away(
                 sock,
                 AuthenticationError(
@@ -160,7 +194,7 @@ class LocalServer:
             )
             return
         client = secrets.randbits(63)
-        session = ClientSession(client, connection, self._context)
+        session = ClientSession(client, connection, self._context, onlooker=onlooker)
         self._sessions[client] = session
         connection.start(session)
         self._clients_changed()
@@ -185,7 +219,8 @@ class LocalServer:
                 self.is_connected(session.client)
 
     def _clients_changed(self) -> None:
-        self._served = self._served or any(session.attached for session in self._sessions.values())
+        # Only at a connection's end is it known whether the client did more than to ask for the status.
+        self._served = self._served or any(session.gone and session.served for session in self._sessions.values())
         if self._lifetime is not None:
             self._lifetime.clients_changed(self.clients, served=self._served)
 

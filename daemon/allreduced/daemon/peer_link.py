@@ -29,6 +29,9 @@ from allreduced.protocol.peer import (
     Promise,
     Refuse,
     Retract,
+    Status,
+    StatusFrame,
+    StatusRequest,
     Trouble,
     decode,
     encode,
@@ -36,6 +39,9 @@ from allreduced.protocol.peer import (
 from allreduced.transports.base import Link, LinkEvents
 
 logger = logging.getLogger("allreduced.peers")
+
+MAX_HELD = 256
+"""Frames that a candidate may wait with (a count)."""
 
 
 class LinkSink(EventSink, Protocol):
@@ -89,11 +95,23 @@ class LinkOwner(abc.ABC):
 
     @abc.abstractmethod
     def first_frame(self, link: PeerLink) -> None:
-        """Follow the other agent, which uses a candidate and so chose it."""
+        """Follow the other agent, which uses a candidate and so chose it; or leave it a candidate for now."""
+
+    @abc.abstractmethod
+    def turned_away(self, link: PeerLink, reason: str) -> None:
+        """Take note that the other agent does not want a candidate, and why."""
+
+    @abc.abstractmethod
+    def said_goodbye(self, link: PeerLink, reason: str) -> None:
+        """Take note that the peer leaves; the link that is used ends soon."""
 
     @abc.abstractmethod
     def table_received(self, link: PeerLink, table: PeerTable) -> None:
         """Take what the peer says about whom it knows."""
+
+    @abc.abstractmethod
+    def status_received(self, link: PeerLink, frame: StatusFrame) -> None:
+        """Take a question about what runs here, or the answer to one."""
 
     @abc.abstractmethod
     def ended(self, link: PeerLink, error: AllReducedError | None) -> None:
@@ -115,10 +133,12 @@ class PeerLink(LinkEvents):
         self.goodbye = False
         self.address = ""
         """Where others can dial the peer; empty until it said so."""
+        self.contested = False
+        """There is a link in use already, and it is not clear yet which of the two the peer means."""
         self.opened_at = 0.0
         self.last_sent = 0.0
-        self.heard = 0.0
-        """Like the link's ``last_received``, moved on by the time that this agent itself was held up."""
+        self._held: list[bytes] = []
+        """Frames that came before it was clear whether this link is used."""
         self.settled = asyncio.Event()
         """Set once the link is chosen or over."""
         self.over = asyncio.Event()
@@ -146,7 +166,7 @@ class PeerLink(LinkEvents):
             return
         self._link = link
         self.state = LinkState.CANDIDATE
-        self.opened_at = self.last_sent = self.heard = self._sink.now()
+        self.opened_at = self.last_sent = self._sink.now()
         self._owner.introduce(self)
 
     def send(self, frame: Frame) -> None:
@@ -155,13 +175,17 @@ class PeerLink(LinkEvents):
             self.last_sent = self._sink.now()
             self.link.send_control(encode(frame))
 
-    def silence(self, now: float) -> float:
-        """Return for how many seconds nothing was heard, less what this agent was held up."""
-        return now - max(self.heard, self.link.last_received)
+    @property
+    def used_by_peer(self) -> bool:
+        """True for a candidate on which frames wait: the peer has chosen it."""
+        return bool(self._held)
 
-    def forgive(self, seconds: float) -> None:
-        """Do not charge the peer for ``seconds`` in which this agent did not run."""
-        self.heard = max(self.heard, self.link.last_received) + seconds
+    def replay(self) -> None:
+        """Take the frames that came before this link was chosen."""
+        held, self._held = self._held, []
+        for payload in held:
+            if self.state is LinkState.CHOSEN:
+                self._take(payload)
 
     # LinkEvents
 
@@ -169,21 +193,49 @@ class PeerLink(LinkEvents):
         self.open(link)
         if self.state is LinkState.OVER:
             return
+        if self.state is LinkState.CANDIDATE and not self._wanted(payload):
+            return
+        self._take(payload)
+
+    def _wanted(self, payload: bytes) -> bool:
+        """Tell whether the frame of a candidate is to be taken now; else it waits, or the link is not used."""
+        frame = self._decode(payload)
+        if frame is None:
+            return False
+        if isinstance(frame, Goodbye):
+            self._owner.turned_away(self, frame.reason)
+            return False
+        self._owner.first_frame(self)
+        if self.state is LinkState.CHOSEN:
+            return True
+        if self.state is LinkState.CANDIDATE:
+            if len(self._held) >= MAX_HELD:
+                self.link.abort(ProtocolError("too many frames on a link that is not used yet"))
+            else:
+                self._held.append(payload)
+        return False
+
+    def _decode(self, payload: bytes) -> Frame | None:
+        """Return the frame; None after it ended the link, for it is none."""
         try:
-            frame = decode(payload)
+            return decode(payload)
         except ProtocolError as error:
             logger.warning("event=bad_frame node=%s error=%r", self.node, error.message)
-            link.abort(error)
-            return
-        if self.state is LinkState.CANDIDATE:
-            self._owner.first_frame(self)
+            self.link.abort(error)
+            return None
+
+    def _take(self, payload: bytes) -> None:
+        frame = self._decode(payload)
         match frame:
-            case Heartbeat():
+            case None | Heartbeat():
                 pass
             case Goodbye():
                 self.goodbye = True
+                self._owner.said_goodbye(self, frame.reason)
             case PeerTable():
                 self._owner.table_received(self, frame)
+            case StatusRequest() | Status():
+                self._owner.status_received(self, frame)
             case Announce() | Retract() | Refuse() | Form() | Broken() | Left():
                 self._sink.membership_event(membership_events.FrameArrived(self.node, frame))
             case Trouble() | Prepare() | Promise() | Accept() | Accepted() | Committed():

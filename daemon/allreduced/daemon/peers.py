@@ -1,10 +1,12 @@
-"""The peer plane: which agents are reachable, over which link, and since when one is not.
+"""The peer plane: which agents are reachable, over which link, and what the failure detector is told of them.
 
 Either side dials. Of the links between two agents the one with the lower name chooses one, by using it first; the
 other waits for that before it uses a link. So exactly one link carries frames and nothing is lost in between.
 
-A link that is silent for longer than the failure timeout, or that ends, means that the peer is lost; it is dialled
-again. Time in which this agent itself was held up is not charged to its peers.
+A link that ends proves nothing: it is dialled again at once, by whoever knows an address. That a peer is dead is proven
+by a refused connection at an address that is surely its own, or by a later start of it. A second link of a peer whose
+first one seems to work is a contest: if anything is still heard over the first one, it stays. So a connection that only
+one side has lost is replaced, and an agent that bears the name of another one does not push it out.
 """
 
 from __future__ import annotations
@@ -14,25 +16,34 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from allreduced.core.addresses import parse_address
-from allreduced.core.errors import (
-    AgentUnavailable,
-    AllReducedError,
-    AuthenticationError,
-    ConfigError,
-    PeerLost,
-    ProtocolError,
-)
+from allreduced.core.errors import AgentUnavailable, AllReducedError, AuthenticationError, ConfigError
+from allreduced.core.log_limit import LogLimit
 from allreduced.daemon.dialler import Dialler
-from allreduced.daemon.membership.events import PeerDown, PeerUp
+from allreduced.daemon.diallers import Diallers
+from allreduced.daemon.link_watch import LinkWatch
+from allreduced.daemon.membership.events import LinkLost, PeerDown, PeerUp
+from allreduced.daemon.membership.liveness import Liveness, Look, Verdict
 from allreduced.daemon.peer_link import LinkOwner, LinkSink, LinkState, PeerLink, Target
-from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, PeerTable
-from allreduced.transports.base import Link, LinkEvents, LinkOptions, Listener, Transport
+from allreduced.daemon.timing import Timing
+from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, PeerTable, StatusFrame
+from allreduced.transports.base import Link, LinkEvents, LinkOptions, Listener, Transport, is_refusal
 
 logger = logging.getLogger("allreduced.peers")
 
-TICKS = 8
-"""The links are looked at this often per failure timeout; heartbeats go out at least every second time."""
+STOPS = "the agent stops"
+"""The reason of an ordinary goodbye."""
+
+LONGEST_FAREWELL = 1.0
+"""Seconds in which an agent that is turned away must have read why."""
+
+OWN_NAMES = "is the name used twice? give each agent its own (agent.node), or end the other one first"
+"""What to do about two agents of one name."""
+
+MAX_LOST = 256
+"""Lost agents that are remembered, for ``status``."""
+
+LOST_SHOWN = 3600.0
+"""Seconds for which they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +60,7 @@ class PeerView:
 class Peers(LinkOwner):
     """Implements ``PeerPort``. Use it on one loop: listen, :meth:`start`, add whom to dial, in the end :meth:`close`.
 
-    ``failure_timeout``: seconds of silence after which a peer is lost. ``transport``: finds a transport by its scheme.
+    ``transport``: finds a transport by its scheme.
     """
 
     def __init__(
@@ -60,19 +71,26 @@ class Peers(LinkOwner):
         options: LinkOptions,
         transport: Callable[[str], Transport],
         *,
-        failure_timeout: float,
+        timing: Timing,
     ) -> None:
         self.sink = sink
+        self.on_status: Callable[[str, StatusFrame], None] | None = None
+        """Called with what the agent of a node asks about this one, or answers; set before links are made."""
         self._node = node
         self._incarnation = incarnation
         self._options = options
         self._transport = transport
-        self._timeout = failure_timeout
+        self._timing = timing
+        self._log = LogLimit(logger)
         self._up: dict[str, PeerLink] = {}
+        self._liveness = Liveness(timing)
+        self._watch = LinkWatch(self._liveness, timing, sink, self._up, self._looked)
+        self._lost: dict[str, tuple[float, str]] = {}
+        """By node: since when there is no link to it any more, and why."""
         self._links: set[PeerLink] = set()
-        self._diallers: dict[Target, Dialler] = {}
+        self._diallers = Diallers(node, timing, self._connect, self._up.get)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._advertised = ""
-        self._monitor: asyncio.Task[None] | None = None
         self._closing = False
 
     # PeerPort
@@ -93,10 +111,31 @@ class Peers(LinkOwner):
     def view(self) -> tuple[PeerView, ...]:
         """Return the peers that can be reached now."""
         now = self.sink.now()
+        for node in self._up:
+            self._watch.note(node)
         return tuple(
-            PeerView(node, link.incarnation, link.address, link.link.remote_address, link.silence(now))
+            PeerView(node, link.incarnation, link.address, link.link.remote_address, self._liveness.silence(node, now))
             for node, link in sorted(self._up.items())
         )
+
+    def not_reached(self) -> tuple[tuple[str, str], ...]:
+        """Return (node, why) of the agents that are known and have no link; the node is empty where it is not known."""
+        now = self.sink.now()
+        found = {
+            node: f"lost {now - at:.1f} s ago: {message}"
+            for node, (at, message) in self._lost.items()
+            if now - at < LOST_SHOWN
+        }
+        unnamed = []
+        for dialler in self._diallers.active:
+            if dialler.connected or dialler.node in self._up:
+                continue
+            why = f"it cannot be reached at {dialler.target.address}"
+            if dialler.node:
+                found.setdefault(dialler.node, why)
+            else:
+                unnamed.append(("", why))
+        return (*sorted(found.items()), *unnamed)
 
     async def listen(self, address: str) -> Listener:
         """Accept links at ``scheme://host:port``.
@@ -108,27 +147,22 @@ class Peers(LinkOwner):
     def start(self, advertised: str) -> None:
         """Begin to watch the links. ``advertised``: where others may dial this agent, empty for nowhere."""
         self._advertised = advertised
-        self._monitor = asyncio.get_running_loop().create_task(self._watch(), name="peers")
-        self._monitor.add_done_callback(_watch_ended)
+        self._watch.start()
 
     def dial(self, target: Target) -> Dialler:
         """Keep a link to ``target`` from now on; return who does so. A target that is known already stays as it is."""
-        known = self._diallers.get(target)
-        if known is None:
-            known = Dialler(target, self._connect, self._up.get, longest_pause=self._timeout / 5)
-            self._diallers[target] = known
-        return known
+        return self._diallers.dial(target)
 
     async def close(self, timeout: float) -> None:
         """Say goodbye to every peer and close the links in order; cut those that are not closed after ``timeout``."""
         self._closing = True
-        for dialler in self._diallers.values():
-            await dialler.close()
+        await self._diallers.close()
         loop = asyncio.get_running_loop()
         closing = []
         for link in list(self._links):
             if link.state is LinkState.CHOSEN:
-                link.send(Goodbye("the agent stops"))
+                self._liveness.goodbye(link.node, self.sink.now())
+                link.send(Goodbye(STOPS))
                 closing.append(loop.create_task(link.link.close(timeout)))
             elif link.state is LinkState.CANDIDATE:
                 link.link.abort(AgentUnavailable(f"agent {self._node!r} stops"))
@@ -140,15 +174,15 @@ class Peers(LinkOwner):
                     await link.over.wait()
         except TimeoutError:
             logger.error("event=links_left links=%d", len(self._links))
-        if self._monitor is not None:
-            self._monitor.cancel()
-            await asyncio.wait([self._monitor])
+        self._watch.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     # Links
 
     def _accepted(self, link: Link) -> LinkEvents:
         if link.peer.node == self._node:
-            raise AuthenticationError(f"the agent at {link.remote_address} is also called {self._node!r}")
+            raise AuthenticationError(f"the agent at {link.remote_address} has this one's name", hint=OWN_NAMES)
         if self._closing:
             raise AgentUnavailable(f"agent {self._node!r} stops")
         peer_link = PeerLink(self)
@@ -164,9 +198,11 @@ class Peers(LinkOwner):
         scheme = target.address.partition("://")[0]
         try:
             link = await self._transport(scheme).connect(target.address, peer_link, self._options)
-        except BaseException:
+        except BaseException as error:
             if peer_link.state is LinkState.NEW:
                 self._links.discard(peer_link)
+            if isinstance(error, AllReducedError) and is_refusal(error):
+                self._refused_at(target.address)
             raise
         peer_link.open(link)
         await peer_link.settled.wait()
@@ -180,9 +216,7 @@ class Peers(LinkOwner):
             return None
         if name == self._node:
             return ConfigError(
-                f"the agent at {target.address} is called {name!r}, like this one",
-                path="agent.node",
-                hint="give each agent its own name",
+                f"the agent at {target.address} is called {name!r}, like this one", path="agent.node", hint=OWN_NAMES
             )
         if target.node and name != target.node:
             return ConfigError(
@@ -202,73 +236,169 @@ class Peers(LinkOwner):
             link.refused = wrong
             self._refuse(link, wrong.message)
             return
+        if link.target is not None:
+            self._diallers.led_to(link.target.address, link.node)
+        if not self._liveness.welcome(link.node, link.incarnation):
+            self._turn_away(link, f"an agent {link.node!r} that was started later is known here")
+            return
         known = self._up.get(link.node)
-        if known is not None and known.incarnation != link.incarnation:
-            if link.incarnation < known.incarnation:
-                self._refuse(link, f"an agent {link.node!r} that was started later is known")
-                return
-            self._lose(known, PeerLost(f"agent {link.node!r} was started anew", nodes=(link.node,)))
-            known = None
-        if self._node < link.node:
-            if known is not None:
-                self._refuse(link, "there is a link between these agents already")
-            else:
-                self._choose(link)
+        if known is not None and (self._node < link.node or known.incarnation != link.incarnation):
+            link.contested = True
+            known.send(Heartbeat())  # a connection that is dead answers it with a reset
+        elif self._node < link.node:
+            self._choose(link)
 
     def first_frame(self, link: PeerLink) -> None:
-        """Follow the choice of the other side."""
-        if self._closing:
-            return  # cut already, and about to be over
-        known = self._up.get(link.node)
-        if known is not None:
+        """Follow the choice of the other side, unless it is to be seen first who that is."""
+        if not self._closing and not link.contested:
             # It would not have chosen another link if it still had the old one.
-            self._lose(known, PeerLost(f"the link to agent {link.node!r} was lost", nodes=(link.node,)))
-        self._choose(link)
+            self._choose(link)
+
+    def turned_away(self, link: PeerLink, reason: str) -> None:
+        """Take note that the other agent does not want a candidate, and why."""
+        self._log.warning("event=turned_away node=%s reason=%r", link.node, reason)
+        self._over(link)
+
+    def said_goodbye(self, link: PeerLink, reason: str) -> None:
+        """Take note that the peer leaves; the link that is used ends soon."""
+        if reason != STOPS:
+            self._log.warning("event=turned_away node=%s reason=%r", link.node, reason)
+        self._liveness.goodbye(link.node, self.sink.now())
 
     def ended(self, link: PeerLink, error: AllReducedError | None) -> None:
-        """Take note of a link's end; a chosen one that ends means that the peer is down."""
+        """Take note of a link's end: one that was used is dialled again."""
         self._links.discard(link)
         if link.state is LinkState.CHOSEN:
+            self._watch.note(link.node)
             self._retire(link)
-            if error is None and (link.goodbye or self._closing):
-                logger.info("event=peer_left node=%s", link.node)
-                self.sink.membership_event(PeerDown(link.node, None))
-            else:
-                self._down(link, _lost(link.node, error))
-        link.state = LinkState.OVER
-        link.settled.set()
+            reason = error or AgentUnavailable("it closed the link without a goodbye")
+            self._tell(self._liveness.link_ended(link.node, self.sink.now(), reason))
+            if not link.goodbye:
+                self._diallers.dial_back(link.node, link.address)
+        self._over(link)
+        self._settle_contests()
 
     def _choose(self, link: PeerLink) -> None:
+        """Use the link from now on. What came before on another one of this node is over."""
+        known = self._up.get(link.node)
+        if known is not None:
+            self._retire(known)
+            self._over(known)
+            known.link.abort(AgentUnavailable("another link took its place"))
         link.state = LinkState.CHOSEN
+        link.contested = False
         self._up[link.node] = link
         link.settled.set()
-        logger.info("event=peer_up node=%s address=%s", link.node, link.link.remote_address)
         # The first frame tells the other side that this link was chosen.
-        known = [(other.node, other.address) for other in self._up.values() if other.address and other is not link]
+        table = [(other.node, other.address) for other in self._up.values() if other.address and other is not link]
         own = [(self._node, self._advertised)] if self._advertised else []
-        link.send(PeerTable(tuple(own + known)[:MAX_PEERS]))
-        self.sink.membership_event(PeerUp(link.node, link.incarnation))
+        link.send(PeerTable(tuple(own + table)[:MAX_PEERS]))
+        self._tell(self._liveness.link_up(link.node, link.incarnation, self.sink.now()))
+        self._watch.schedule()
+        self._diallers.wake(link.node)
+        link.replay()
 
     def _refuse(self, link: PeerLink, reason: str) -> None:
+        """Drop a link that is not used, which is nobody's fault."""
         logger.debug("event=link_refused node=%s reason=%r", link.node, reason)
-        link.state = LinkState.OVER
-        link.settled.set()
+        self._over(link)
         link.link.abort(AgentUnavailable(f"the link to agent {link.node!r} is not used: {reason}"))
 
-    def _lose(self, link: PeerLink, error: AllReducedError) -> None:
-        """Cut a chosen link and tell, without waiting for its last callback."""
-        self._retire(link)
+    def _turn_away(self, link: PeerLink, reason: str) -> None:
+        """Drop a link that there should not be, and let both logs tell why."""
+        address = link.link.remote_address
+        reason = f"{reason}; {OWN_NAMES}"
+        self._log.warning("event=agent_refused node=%s address=%s reason=%r", link.node, address, reason)
+        link.send(Goodbye(reason))
+        self._over(link)
+        task = asyncio.get_running_loop().create_task(link.link.close(min(self._timing.connect, LONGEST_FAREWELL)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _over(self, link: PeerLink) -> None:
         link.state = LinkState.OVER
-        link.link.abort(error)
-        self._down(link, error)
+        link.settled.set()
 
     def _retire(self, link: PeerLink) -> None:
         if self._up.get(link.node) is link:
             del self._up[link.node]
 
-    def _down(self, link: PeerLink, error: AllReducedError) -> None:
-        logger.warning("event=peer_lost node=%s error=%r", link.node, error.message)
-        self.sink.membership_event(PeerDown(link.node, error))
+    # Contests of two links
+
+    def _settle_contests(self) -> None:
+        now = self.sink.now()
+        for link in list(self._links):
+            if link.contested and link.state is LinkState.CANDIDATE:
+                self._settle_contest(link, now)
+
+    def _settle_contest(self, link: PeerLink, now: float) -> None:
+        timing = self._timing
+        known = self._up.get(link.node)
+        later = known is not None and link.incarnation != known.incarnation
+        waited = now - link.opened_at
+        # What was under way when the new link came says nothing; heartbeats come more often than that takes.
+        if known is not None and known.link.last_received > link.opened_at + timing.tolerance:
+            if later:
+                self._turn_away(link, f"an agent {link.node!r} that was started earlier is still there")
+            else:
+                self._refuse(link, "there is a link between these agents already")
+        elif known is None or waited > timing.failure_timeout / (2 if later else 4):
+            link.contested = False
+            if self._node < link.node or link.used_by_peer:
+                self._choose(link)
+
+    # What the failure detector finds
+
+    def _looked(self, look: Look, now: float) -> None:
+        """Act on a look at the links: cut those of silent peers, drop candidates that nobody wants."""
+        for node in look.silent:
+            link = self._up.get(node)
+            if link is not None:
+                self._retire(link)
+                self._over(link)
+                link.link.abort(AgentUnavailable(f"agent {node!r} was silent for too long"))
+                self._diallers.dial_back(node, link.address)
+        self._tell(look.verdicts)
+        self._settle_contests()
+        for link in list(self._links):
+            if link.state is LinkState.CANDIDATE and now - link.opened_at > self._timing.failure_timeout:
+                self._refuse(link, f"agent {link.node!r} did not use it")
+
+    def _refused_at(self, address: str) -> None:
+        node = self._diallers.home_of(address)
+        if node is not None:
+            self._tell(self._liveness.refused(node, self.sink.now()))
+
+    def _tell(self, verdicts: Iterable[Verdict]) -> None:
+        """Log what is found about peers, and tell the memberships."""
+        for verdict in verdicts:
+            node = verdict.node
+            self._note_lost(verdict)
+            match verdict:
+                case PeerUp():
+                    logger.info("event=peer_up node=%s incarnation=%d", node, verdict.incarnation)
+                case LinkLost():
+                    logger.warning("event=link_lost node=%s", node)
+                case PeerDown(error=None):
+                    logger.info("event=peer_left node=%s", node)
+                case PeerDown(error=AllReducedError() as error, proven=proven):
+                    logger.warning("event=peer_lost node=%s proven=%s error=%r", node, proven, error.message)
+            if self._liveness.state(node) is None:
+                self._diallers.forget(node)
+            self.sink.membership_event(verdict)
+
+    def _note_lost(self, verdict: Verdict) -> None:
+        """Remember why there is no link to an agent, for ``status``."""
+        lost = self._lost
+        match verdict:
+            case PeerUp(node=node) | PeerDown(node=node, error=None):
+                lost.pop(node, None)
+            case LinkLost(node=node):
+                lost[node] = self.sink.now(), "its link ended"
+            case PeerDown(node=node, error=AllReducedError() as error):
+                lost[node] = self.sink.now(), error.message
+        while len(lost) > MAX_LOST:
+            del lost[next(iter(lost))]
 
     # Who else there is
 
@@ -278,93 +408,17 @@ class Peers(LinkOwner):
             if node == link.node:
                 if address != link.address:
                     link.address = address
+                    self._diallers.told(address, node, link.link.remote_address)
                     self._tell_others(link, PeerTable(((node, address),)))
             elif node != self._node and node not in self._up:
-                self._heard_of(node, address)
+                self._diallers.heard_of(node, address)
+
+    def status_received(self, link: PeerLink, frame: StatusFrame) -> None:
+        """Hand on a question about what runs here, or the answer to one."""
+        if self.on_status is not None:
+            self.on_status(link.node, frame)
 
     def _tell_others(self, link: PeerLink, table: PeerTable) -> None:
         for other in self._up.values():
             if other is not link:
                 other.send(table)
-
-    def _heard_of(self, node: str, address: str) -> None:
-        if self._closing or len(self._diallers) >= MAX_PEERS:
-            return
-        if any(target.node == node for target in self._diallers):
-            return
-        try:
-            if not address.startswith("inproc://"):
-                parse_address(address)
-        except ConfigError as error:
-            logger.warning("event=bad_address node=%s error=%r", node, error.message)
-            return
-        # The other one hears of this agent too; one of the two dials first.
-        self.dial(Target(address, node, heard=True, patience=self._timeout / 10 if self._node > node else 0.0))
-
-    # Signs of life
-
-    async def _watch(self) -> None:
-        tick = self._timeout / TICKS
-        due = self.sink.now() + tick
-        while True:
-            await asyncio.sleep(due - self.sink.now())
-            now = self.sink.now()
-            late = now - due
-            if late > tick / 2:
-                if late > self._timeout / 4:
-                    logger.warning("event=held_up seconds=%.2f", late)
-                for link in self._links:
-                    if link.state is LinkState.CHOSEN:
-                        link.forgive(late)
-            due = now + tick
-            for link in list(self._links):
-                self._look_at(link, now, tick)
-            for target, dialler in list(self._diallers.items()):
-                if dialler.done:
-                    del self._diallers[target]
-                    await dialler.close()
-
-    def _look_at(self, link: PeerLink, now: float, tick: float) -> None:
-        if link.state is LinkState.CANDIDATE and now - link.opened_at > self._timeout:
-            self._refuse(link, f"agent {link.node!r} did not use it")
-        elif link.state is LinkState.CHOSEN:
-            silence = link.silence(now)
-            if silence > self._timeout:
-                self._lose(
-                    link,
-                    PeerLost(
-                        f"agent {link.node!r} was silent for {silence:.1f} s",
-                        nodes=(link.node,),
-                        hint="is its machine overloaded or cut off? failure_timeout is the limit",
-                    ),
-                )
-            elif now - link.last_sent >= tick:
-                link.send(Heartbeat())
-
-
-async def reached(diallers: Iterable[Dialler], timeout: float) -> None:
-    """Wait until each target was reached once; return after ``timeout`` seconds in any case.
-
-    :raises AuthenticationError: a target has another secret.
-    :raises ProtocolError: a target is no agent.
-    :raises ConfigError: a target has a wrong name.
-    """
-    try:
-        async with asyncio.timeout(timeout):
-            for dialler in diallers:
-                await dialler.first_result()
-    except TimeoutError:
-        logger.info("event=not_reached_yet after=%.1fs", timeout)
-
-
-def _lost(node: str, error: AllReducedError | None) -> AllReducedError:
-    if isinstance(error, PeerLost):
-        return error
-    reason = error.message if error is not None else "it closed the link without a goodbye"
-    hint = error.hint if isinstance(error, ProtocolError) else "was it killed? see its log"
-    return PeerLost(f"agent {node!r} is lost: {reason}", nodes=(node,), hint=hint)
-
-
-def _watch_ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("event=defect what=%r", "the watch over the links ended", exc_info=error)

@@ -15,6 +15,18 @@ def everywhere() -> str:
     return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
+def same_host(address: str, remote: str) -> bool:
+    """Tell whether ``address``, which a peer tells as its own, is on the host that its link comes from (``remote``).
+
+    If so, who answers there is surely the peer. Behind a translation of addresses it may be anybody.
+    """
+    scheme, _, rest = address.partition("://")
+    other_scheme, _, other = remote.partition("://")
+    if scheme != other_scheme:
+        return False
+    return scheme == "inproc" or rest.rpartition(":")[0] == other.rpartition(":")[0]
+
+
 async def resolve(host: str) -> tuple[str, ...]:
     """Return the numeric addresses of a host, best first; empty if it is not known (yet)."""
     if is_numeric(host):

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from allreduced.core.errors import AuthenticationError, ConfigError
 from allreduced.daemon.sizes import size_text
+from allreduced.daemon.timing import LONGEST, SHORTEST, Timing, derived
 
 SYSTEM_SOCKET = "/run/allreduced/agent.sock"
 DEFAULT_PORT = 4123
@@ -110,7 +111,9 @@ class Limits(Section, frozen=True):
 class Failure(Section, frozen=True):
     """When something is given up; in seconds. What else is needed is derived from ``failure_timeout``."""
 
-    failure_timeout: Annotated[float, Meta(ge=0.2, le=3600, description="seconds until a silent peer is dead")] = 5.0
+    failure_timeout: Annotated[
+        float, Meta(ge=SHORTEST, le=LONGEST, description="seconds until a silent peer is dead")
+    ] = 5.0
     deadline: Annotated[
         Seconds, Meta(description="seconds until an operation is given up, where neither call nor connect() says")
     ] = 300.0
@@ -127,9 +130,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     failure: Failure = Failure()
 
     @property
-    def heartbeat(self) -> float:
-        """Seconds after which a quiet link gets a heartbeat: four in a row must be lost before the peer is dead."""
-        return self.failure.failure_timeout / 4
+    def timing(self) -> Timing:
+        """The times of failure handling that follow from these settings.
+
+        :raises ConfigError: they contradict each other.
+        """
+        return derived(self.failure.failure_timeout, self.failure.deadline)
 
     @property
     def drain_timeout(self) -> float:

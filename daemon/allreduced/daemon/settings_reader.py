@@ -179,6 +179,8 @@ def _is_tuple(hint: object) -> bool:
 
 # Relations
 
+_OTHERS_ONLY: Final = "list the other agents only"
+
 
 def _check(settings: Settings, places: Mapping[str, str]) -> None:
     """Check what one value alone does not tell. ``places``: where each setting was given, for errors.
@@ -200,6 +202,18 @@ def _check(settings: Settings, places: Mapping[str, str]) -> None:
         raise wrong("limits.arena_bytes", "it has no room for 16 tiles", f"at least {size_text(16 * tile)}")
     if limits.arena_bytes and limits.arena_bytes_per_client > limits.arena_bytes:
         raise wrong("limits.arena_bytes_per_client", "it is more than arena_bytes", "at most arena_bytes")
+    failure = settings.failure
+    if failure.deadline < failure.failure_timeout:
+        # The one that was given is at fault; where both were, the deadline.
+        key, other = ("deadline", "failure_timeout")
+        if "failure.deadline" not in places:
+            key, other = other, key
+        raise wrong(
+            f"failure.{key}",
+            f"failure.deadline ({failure.deadline:g} s) is shorter than failure.failure_timeout "
+            f"({failure.failure_timeout:g} s): operations would be given up before a silent peer is found",
+            f"give failure.{key} another value, or failure.{other} too",
+        )
     if settings.agent.socket:
         try:
             parse_socket(settings.agent.socket)
@@ -216,14 +230,30 @@ def _check(settings: Settings, places: Mapping[str, str]) -> None:
         if address.scheme not in schemes():
             raise wrong(key, f"there is no transport {address.scheme!r} ({text})", "write tcp://host:port")
 
+    try:
+        _ = settings.timing
+    except ConfigError as error:
+        given = "deadline" if "failure.deadline" in places else "failure_timeout"
+        raise wrong(f"failure.{given}", error.message, error.hint) from error
     peers = settings.peers
     if peers.listen:
         check_address("peers.listen", peers.listen, any_port=True)
     if peers.advertise:
         check_address("peers.advertise", peers.advertise)
+    here = {str(parse_address(text, any_port=True)) for text in (peers.listen, peers.advertise) if "://" in text}
     names: set[str] = set()
+    addresses: dict[str, str] = {}
     for at, peer in enumerate(peers.static):
         check_address(f"peers.static[{at}].address", peer.address)
         if peer.node in names:
             raise wrong(f"peers.static[{at}].node", f"{peer.node!r} is listed twice", "node names are unique")
+        if peer.node == settings.agent.node:
+            raise wrong(f"peers.static[{at}].node", f"{peer.node!r} is this agent itself (agent.node)", _OTHERS_ONLY)
         names.add(peer.node)
+        address = peer.address if peer.address.startswith("inproc://") else str(parse_address(peer.address))
+        if address in addresses:
+            message = f"{address} is listed twice, for {addresses[address]!r} and {peer.node!r}"
+            raise wrong(f"peers.static[{at}].address", message, "each agent has an address of its own")
+        if address in here:
+            raise wrong(f"peers.static[{at}].address", f"{address} is where this agent itself listens", _OTHERS_ONLY)
+        addresses[address] = peer.node

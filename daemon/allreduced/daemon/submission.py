@@ -21,14 +21,19 @@ KINDS = (*_REDUCING, "broadcast", "barrier")
 """The kinds of operations that there are."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HeldGroup:
-    """A formed group, as one client holds it. ``default_deadline``: seconds, for operations that name none."""
+    """A formed group, as one client holds it. ``default_deadline``: seconds, for operations that name none.
+
+    ``calls`` counts what the client submitted, ``last`` is kind and name of the last one.
+    """
 
     group: int
     rank: int
     size: int
     default_deadline: float
+    calls: int = 0
+    last: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ class FakeAgent:
         self.ended = 0
         self._calls: dict[tuple[str, int], Call] = {}
         self._held: dict[str, Call] = {}
-        self._arenas: list[tuple[int, mmap.mmap]] = []
+        self.result_arenas: list[tuple[int, mmap.mmap]] = []
         self._used = RESULT_ARENA
         self._next = 100
         self._changed = threading.Condition()
@@ -207,7 +207,7 @@ class FakeAgent:
             self._drop(client)
         self._calls.clear()
         self._held.clear()
-        for descriptor, mapped in self._arenas:
+        for descriptor, mapped in self.result_arenas:
             os.close(descriptor)
             mapped.close()
         for closing in (self._listener, self._selector):
@@ -348,11 +348,11 @@ class FakeAgent:
                 client.send(Download(submit.request, data[start : start + CHUNK], start + CHUNK >= len(data)))
             return
         size = max(RESULT_ARENA, len(data))
-        if self._used + len(data) > len(self._arenas[-1][1]) if self._arenas else True:
-            self._arenas.append(memory(size))
+        if self._used + len(data) > len(self.result_arenas[-1][1]) if self.result_arenas else True:
+            self.result_arenas.append(memory(size))
             self._used = 0
-        number = len(self._arenas) - 1
-        descriptor, mapped = self._arenas[-1]
+        number = len(self.result_arenas) - 1
+        descriptor, mapped = self.result_arenas[-1]
         if number not in client.known:
             client.known.add(number)
             client.send(ResultArena(number, 7, len(mapped)), descriptor)

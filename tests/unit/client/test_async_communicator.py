@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from allreduced.client import (
-    AgentUnavailable,
     AsyncCommunicator,
     ClosedError,
     DeadlineExceeded,
@@ -105,19 +104,6 @@ async def test_views_outlive_close(agent: FakeAgent, aconnect: Connect) -> None:
     agent.until(lambda: not agent.clients)
 
 
-async def test_the_end_of_the_agent_ends_everything(agent: FakeAgent, aconnect: Connect) -> None:
-    agent.hold = True
-    async with aconnect() as comm:
-        works = [comm.all_reduce(np.ones(LARGE), name=name) for name in "ab"]
-        await comm.barrier()
-        agent.kill()
-        for work in works:
-            with pytest.raises(AgentUnavailable):
-                await work
-        with pytest.raises(AgentUnavailable):
-            comm.barrier()
-
-
 async def test_garbage_ends_the_connection(make_agent: MakeAgent) -> None:
     def script(agent: FakeAgent, client: Client, message: ToAgent) -> bool:
         if isinstance(message, Submit):
@@ -195,3 +181,16 @@ async def test_a_dropped_communicator_leaves(agent: FakeAgent, aconnect: Connect
     gc.collect()
     agent.until(lambda: not agent.clients)
     assert agent.count(Leave) == 1
+
+
+async def test_the_timeout_of_a_wait(agent: FakeAgent, aconnect: Connect) -> None:
+    agent.hold = True
+    async with aconnect() as comm:
+        work = comm.all_reduce(np.ones(2), name="x")
+        for bad in (-0.1, float("nan"), "soon"):
+            with pytest.raises(InvalidArgument, match="timeout is"):
+                await work.wait(timeout=bad)  # type: ignore[arg-type]  # that is the test
+        with pytest.raises(WaitTimeout, match="within 0 s"):
+            await work.wait(timeout=0)
+        agent.complete("x")
+        assert (await work.wait(timeout=float("inf"))).tolist() == [1.0, 1.0]

@@ -166,6 +166,11 @@ def test_an_agent_that_hangs_does_not_hang_connect(make_agent: MakeAgent, monkey
     [
         {"deadline": 0},
         {"deadline": "soon"},
+        {"deadline": float("nan")},
+        {"deadline": float("inf")},
+        {"default_deadline": 0.0},
+        {"default_deadline": -3},
+        {"default_deadline": float("nan")},
         {"default_deadline": float("inf")},
         {"group": "x" * 300},
         {"group": 5},

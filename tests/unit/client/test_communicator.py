@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import gc
-import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -11,34 +8,27 @@ from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from allreduced.client import (
-    AgentUnavailable,
-    ClosedError,
     Communicator,
     DeadlineExceeded,
     InvalidArgument,
     MismatchError,
-    ProtocolError,
     RankLost,
     WaitTimeout,
     connect,
 )
 from allreduced.core.dtypes import DType
 from allreduced.protocol.local import (
+    HIGHEST_VERSION,
+    LOWEST_VERSION,
     AllocateArena,
-    ArenaGranted,
-    Done,
     Hello,
-    Leave,
     ReleaseLeases,
-    ResultArena,
     Submit,
     ToAgent,
     Upload,
-    encode,
 )
 
 if TYPE_CHECKING:
@@ -143,17 +133,6 @@ def test_a_small_view_is_read_only_too(comm: Communicator) -> None:
     assert not comm.all_reduce(np.ones(3), view=True).flags.writeable
 
 
-def test_views_stay_valid_after_close_and_hold_the_connection(agent: FakeAgent, comm: Communicator) -> None:
-    view = comm.all_reduce(np.full(LARGE, 2.0), view=True)
-    comm.close()
-    agent.until(lambda: agent.count(Leave) == 1)
-    assert len(agent.leases) == 1
-    assert len(agent.clients) == 1
-    assert view[-1] == 2.0
-    del view
-    agent.until(lambda: not agent.clients)
-
-
 def test_out_may_be_the_input_and_need_not_be_contiguous(comm: Communicator) -> None:
     x = np.arange(2 * LARGE, dtype=np.float32).reshape(LARGE, 2)
     column = x[:, 0]
@@ -227,22 +206,6 @@ def test_an_ended_group_takes_no_more_calls(agent: FakeAgent, comm: Communicator
     with pytest.raises(RankLost) as caught:
         comm.barrier()
     assert caught.value.ranks == (1,)
-
-
-def test_the_end_of_the_agent_ends_everything_at_once(agent: FakeAgent, comm: Communicator) -> None:
-    agent.hold = True
-    works = [comm.all_reduce(np.ones(LARGE), name=name, async_op=True) for name in "ab"]
-    view_before = comm.empty(LARGE)
-    agent.until(lambda: agent.count(Submit) == 2)
-    agent.kill()
-    for work in works:
-        with pytest.raises(AgentUnavailable, match="ended"):
-            work.wait()
-    with pytest.raises(AgentUnavailable):
-        comm.all_reduce(np.ones(1))
-    with pytest.raises(AgentUnavailable):
-        comm.empty(LARGE)
-    view_before.fill(1)  # still mapped
 
 
 def test_two_ranks_reduce_and_a_mismatch_reaches_both(agent: FakeAgent) -> None:
@@ -324,76 +287,6 @@ except InvalidArgument as error:
     assert (ended.stdout, ended.stderr) == ("as told\n", "")
 
 
-def test_all_reduce_many_packs_each_dtype(agent: FakeAgent, comm: Communicator) -> None:
-    tensors: list[npt.NDArray[np.number]] = [
-        np.ones((2, 3), np.float32),
-        np.arange(4),
-        np.full((LARGE,), 2.0, np.float32),
-        np.array(5, np.float32),
-    ]
-    results = comm.all_reduce_many(tensors, name="grads")
-    for given, got in zip(tensors, results, strict=True):
-        np.testing.assert_array_equal(got, given)
-        assert got.dtype == given.dtype
-        assert got.shape == given.shape
-    submits = [message for message in agent.seen if isinstance(message, Submit)]
-    assert [(submit.name, submit.count) for submit in submits] == [("grads", 6 + LARGE + 1), ("grads/int64", 4)]
-    assert submits[0].shape == submits[1].shape == "(2, 3);(4,);(100000,);()"
-
-
-def test_all_reduce_many_takes_any_collection_but_no_single_array(agent: FakeAgent, comm: Communicator) -> None:
-    gradients = {"w": np.ones(3), "b": np.zeros(1)}
-    assert [list(x) for x in comm.all_reduce_many(gradients.values())] == [[1, 1, 1], [0]]  # type: ignore[call-overload]
-    for bad in (np.ones((2, 3)), 5.0, None):
-        with pytest.raises(InvalidArgument, match="it must be a list of tensors"):
-            comm.all_reduce_many(bad)  # type: ignore[call-overload]  # wrong on purpose
-    with pytest.raises(InvalidArgument, match="out is a ndarray"):
-        comm.all_reduce_many([np.ones(3)], out=np.ones((1, 3)))  # type: ignore[call-overload]  # wrong on purpose
-    assert agent.count(Submit) == 1
-
-
-def test_all_reduce_many_in_place_and_as_views(agent: FakeAgent, comm: Communicator) -> None:
-    tensors = [np.full(LARGE, float(i)) for i in range(3)]
-    again = comm.all_reduce_many(tensors, op="mean", out=tensors)
-    assert all(a is b for a, b in zip(again, tensors, strict=True))
-    views = comm.all_reduce_many(tensors, view=True)
-    assert [view[0] for view in views] == [0, 1, 2]
-    assert len(agent.leases) == 1
-    del views[:2]
-    assert len(agent.leases) == 1
-    del views
-    agent.until(lambda: not agent.leases)
-
-
-def test_neighbours_in_an_arena_are_not_packed(agent: FakeAgent, comm: Communicator) -> None:
-    flat = comm.zeros(2 * LARGE)
-    comm.all_reduce_many([flat[:LARGE], flat[LARGE:]])
-    comm.all_reduce(flat)
-    submits = [message for message in agent.seen if isinstance(message, Submit)]
-    assert submits[0].offset == submits[1].offset
-
-
-def test_an_empty_list_is_no_operation(agent: FakeAgent, comm: Communicator) -> None:
-    assert comm.all_reduce_many([]) == []
-    none: list[npt.NDArray[np.float32]] = []
-    assert comm.all_reduce_many(none, async_op=True).wait() == []
-    assert agent.count(Submit) == 0
-
-
-def test_the_first_error_of_several_parts_wins(agent: FakeAgent, comm: Communicator) -> None:
-    agent.hold = True
-    tensors: list[npt.NDArray[np.floating]] = [np.ones(3), np.ones(3, np.float32)]
-    out: list[npt.NDArray[np.floating]] = [np.zeros(3), np.zeros(3, np.float32)]
-    work = comm.all_reduce_many(tensors, name="m", out=out, async_op=True)
-    agent.fail("m/float64", RankLost("gone", ranks=[1]))
-    with pytest.raises(RankLost):
-        work.wait()
-    agent.complete("m")
-    comm.barrier()
-    assert not out[0].any()
-    assert not out[1].any()
-
-
 def test_broadcast_sends_only_from_the_root(agent: FakeAgent, comm: Communicator) -> None:
     assert comm.broadcast(np.arange(3)).tolist() == [0, 1, 2]
     with pytest.raises(InvalidArgument, match="root is 1; with size 1 it is 0 to 0"):
@@ -416,6 +309,8 @@ def test_barrier_and_empty_tensors_have_no_data(agent: FakeAgent, comm: Communic
     "bad",
     [
         {"deadline": 0.0},
+        {"deadline": -1},
+        {"deadline": True},
         {"deadline": float("inf")},
         {"deadline": float("nan")},
         {"priority": 1 << 31},
@@ -509,258 +404,8 @@ def test_calls_keep_their_order_while_one_waits_for_an_arena(agent: FakeAgent, c
     assert [message.count for message in agent.seen if isinstance(message, Submit)] == [LARGE, 1, 8 * LARGE, 2]
 
 
-def test_close_is_orderly_and_ends_what_is_pending(agent: FakeAgent, comm: Communicator) -> None:
-    agent.hold = True
-    work = comm.all_reduce(np.ones(1), name="x", async_op=True)
-    comm.close()
-    comm.close()
-    agent.until(lambda: agent.count(Leave) == 1 and not agent.clients)
-    with pytest.raises(ClosedError):
-        work.wait()
-    with pytest.raises(ClosedError):
-        comm.all_reduce(np.ones(1))
-    with pytest.raises(ClosedError):
-        comm.empty(LARGE)
-
-
-def test_a_dropped_communicator_leaves(agent: FakeAgent) -> None:
-    comm = connect(socket=agent.socket, job="j", rank=0, size=1)
-    comm.barrier()
-    del comm
-    gc.collect()
-    agent.until(lambda: agent.count(Leave) == 1 and not agent.clients)
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_cannot_use_the_communicator_and_does_not_disturb_the_parent(
-    agent: FakeAgent, comm: Communicator
-) -> None:
-    comm.all_reduce(np.ones(LARGE))
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            comm.barrier()
-        except ClosedError as error:
-            status = 0 if "connect() again" in str(error) else 2
-            with connect(socket=agent.socket, job="child", rank=0, size=1) as own:
-                status = 0 if own.all_reduce(np.ones(LARGE))[0] == 1 and status == 0 else 3
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert comm.all_reduce(np.ones(LARGE))[0] == 1
-
-
-def test_an_interrupted_wait_can_be_repeated(agent: FakeAgent, comm: Communicator) -> None:
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    agent.hold = True
-    work = comm.all_reduce(np.ones(LARGE), name="x", async_op=True)
-
-    def interrupted() -> None:
-        agent.order(lambda: os.kill(os.getpid(), signal.SIGUSR1))
-        work.wait()
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            interrupted()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    agent.complete("x")
-    assert work.wait()[0] == 1
-
-
-def test_close_in_another_thread_ends_a_wait(
-    agent: FakeAgent, comm: Communicator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("allreduced.client.session.SLICE_SECONDS", 0.01)
-    agent.hold = True
-    view = comm.all_reduce(np.ones(LARGE), view=True)  # keeps the connection open after close()
-    work = comm.all_reduce(np.ones(1), name="x", async_op=True)
-    ended: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            work.wait()
-        except ClosedError as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    comm.close()
-    thread.join(20)
-    assert len(ended) == 1
-    assert view[0] == 1
-
-
-SCRIPT = """
-import numpy as np
-from allreduced.client import connect
-comm = connect(socket={socket!r}, job="script", rank=0, size=1)
-comm.all_reduce(np.ones(100_000))
-{end}
-"""
-
-
-@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "view = comm.all_reduce(np.ones(100_000), view=True)"])
-def test_a_script_that_just_ends_leaves_orderly(agent: FakeAgent, end: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT.format(socket=agent.socket, end=end)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stderr == ""
-    agent.until(lambda: agent.count(Leave) == 1 and not agent.clients)
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_child_of_multiprocessing_leaves_orderly(agent: FakeAgent) -> None:
-    def child(socket: str) -> None:
-        connect(socket=socket, job="child", rank=0, size=1).barrier()
-
-    process = multiprocessing.get_context("fork").Process(target=child, args=(agent.socket,))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    process.close()
-    agent.until(lambda: agent.count(Leave) == 1 and not agent.clients)
-
-
-def test_no_descriptors_are_left(agent: FakeAgent) -> None:
-    def count() -> int:
-        gc.collect()
-        agent.until(lambda: not agent.clients)
-        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-
-    def use() -> None:
-        with connect(socket=agent.socket, job="j", rank=0, size=1) as comm:
-            view = comm.all_reduce(comm.zeros(LARGE), view=True)
-            comm.all_reduce(np.ones(3 * LARGE))
-            assert view[0] == 0
-            del view
-
-    use()
-    agent.until(lambda: agent.ended == 1)
-    before = count()
-    for i in range(3):
-        use()
-        agent.until(lambda: agent.ended == i + 2)  # noqa: B023  # called before the next round
-    # The agent keeps its own result arenas: one for each new result that found no room.
-    assert count() - before <= 2 * (len(agent._arenas))
-
-
-GARBAGE = {
-    "no msgpack": b"\x04\0\0\0\xff\xff\xff\xff",
-    "no length": b"\0\0\0\0",
-    "huge": b"\xff\xff\xff\xff",
-    "to the other side": encode(Leave(7)),
-}
-
-
-@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE.keys())
-def test_garbage_ends_the_connection(make_agent: MakeAgent, data: bytes) -> None:
-    def script(agent: FakeAgent, client: Client, message: ToAgent) -> bool:
-        if isinstance(message, Submit):
-            client.send_bytes(data)
-            return True
-        return False
-
-    comm = connect(socket=make_agent(script).socket, job="j", rank=0, size=1)
-    with pytest.raises(ProtocolError):
-        comm.all_reduce(np.ones(3))
-    with pytest.raises(ProtocolError):
-        comm.barrier()
-    comm.close()
-
-
-def _done(submit: Submit, **changes: object) -> Done:
-    fields: dict[str, object] = {
-        "request": submit.request,
-        "payload": None,
-        "arena": -1,
-        "offset": 0,
-        "nbytes": 0,
-        "lease": 0,
-        "pieces": False,
-        "participants": (),
-        "algorithm": "x",
-        "elapsed": 0.0,
-    }
-    return Done(**{**fields, **changes})  # type: ignore[arg-type]  # the point is to try wrong combinations
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"request": 12345},
-        {"payload": b"1234567"},
-        {"arena": 3, "nbytes": 24, "lease": 1},
-        {},
-        {"pieces": True},
-    ],
-    ids=["unknown request", "short payload", "unknown arena", "no result", "pieces that never come right"],
-)
-def test_a_result_that_cannot_be_ends_the_connection(make_agent: MakeAgent, changes: dict[str, object]) -> None:
-    from allreduced.protocol.local import Download
-
-    def script(agent: FakeAgent, client: Client, message: ToAgent) -> bool:
-        if isinstance(message, Submit):
-            client.send(_done(message, **changes))
-            if changes.get("pieces"):
-                client.send(Download(message.request, b"x" * 25, last=True))
-            return True
-        return False
-
-    comm = connect(socket=make_agent(script).socket, job="j", rank=0, size=1)
-    with pytest.raises(ProtocolError):
-        comm.all_reduce(np.ones(3))
-    comm.close()
-
-
-def test_a_descriptor_that_is_too_short_is_refused(make_agent: MakeAgent) -> None:
-    def script(agent: FakeAgent, client: Client, message: ToAgent) -> bool:
-        if isinstance(message, AllocateArena):
-            descriptor = os.memfd_create("short")
-            client.send(ArenaGranted(message.request, 5, message.nbytes), descriptor)
-            os.close(descriptor)
-            return True
-        return False
-
-    comm = connect(socket=make_agent(script).socket, job="j", rank=0, size=1)
-    with pytest.raises(ProtocolError, match="its memory is shorter"):
-        comm.empty(LARGE)
-    comm.close()
-
-
-def test_a_message_without_its_descriptor_is_refused(make_agent: MakeAgent) -> None:
-    def script(agent: FakeAgent, client: Client, message: ToAgent) -> bool:
-        if isinstance(message, Submit):
-            client.send(ResultArena(1, 7, 4096))
-            return True
-        return False
-
-    comm = connect(socket=make_agent(script).socket, job="j", rank=0, size=1)
-    with pytest.raises(ProtocolError, match="without its descriptor"):
-        comm.all_reduce(np.ones(3))
-    comm.close()
-
-
-def test_an_agent_that_never_answers_does_not_hang_a_wait(
-    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("allreduced.client.session.GRACE_SECONDS", 0.0)
-    agent = make_agent(lambda agent, client, message: isinstance(message, Submit))
-    comm = connect(socket=agent.socket, job="j", rank=0, size=1)
-    with pytest.raises(AgentUnavailable, match="did not answer"):
-        comm.all_reduce(np.ones(3), deadline=0.02)
-    comm.close()
-
-
 def test_the_hello_says_who_we_are(agent: FakeAgent, comm: Communicator) -> None:
-    assert agent.seen[0] == Hello(1, 1, os.getpid(), True)
+    assert agent.seen[0] == Hello(LOWEST_VERSION, HIGHEST_VERSION, os.getpid(), True)
     assert (comm.job, comm.group, comm.rank, comm.size, comm.node, comm.nodes, comm.generation) == (
         "test",
         "world",
@@ -770,3 +415,16 @@ def test_the_hello_says_who_we_are(agent: FakeAgent, comm: Communicator) -> None
         ("node-a",),
         1,
     )
+
+
+@pytest.mark.parametrize("bad", [-0.1, float("nan"), float("-inf"), "soon", True, None])
+def test_the_timeout_of_a_wait(agent: FakeAgent, comm: Communicator, bad: object) -> None:
+    agent.hold = True
+    work = comm.all_reduce(np.ones(2), name="x", async_op=True)
+    if bad is not None:
+        with pytest.raises(InvalidArgument, match="timeout is"):
+            work.wait(timeout=bad)  # type: ignore[arg-type]  # that is the test
+    with pytest.raises(WaitTimeout, match="within 0 s"):
+        work.wait(timeout=0)
+    agent.complete("x")
+    assert work.wait(timeout=float("inf")).tolist() == [1.0, 1.0]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeAlias
 
-from allreduced.core.errors import AllReducedError
+from allreduced.core.errors import AgentUnavailable, AllReducedError
 from allreduced.core.identity import PeerIdentity as PeerIdentity  # also by this name: part of this contract
 
 
@@ -85,6 +85,7 @@ class Link(abc.ABC):
         ``receive`` is the caller's number, unique per link while posted. The posting stays until every byte of the
         buffer was received once (it is then over without a further callback), or until it is cancelled. An empty one
         is over at once. The number may be posted again after that; frames for the old posting do not reach the new one.
+        No other link gives the same token: one that outlives its link reaches nothing on the next.
 
         :raises ValueError: the number is in use, or the buffer is read-only.
         :raises TypeError: the buffer is not C-contiguous.
@@ -135,6 +136,16 @@ MAX_CONTROL = 1 << 20
 
 MAX_FRAME = 4 << 20
 """Bytes of one data frame at most. Every link takes frames up to here, whatever its own end sends (``max_frame``)."""
+
+
+def is_refusal(error: AllReducedError) -> bool:
+    """Tell whether ``connect`` raised ``error`` because the machine at the address said that nobody listens there.
+
+    Then ``__cause__`` is a ConnectionRefusedError, and every address that the name stands for said so. Silence, a
+    reset, a failed name look-up or a network that cannot be reached prove nothing.
+    """
+    return isinstance(error, AgentUnavailable) and isinstance(error.__cause__, ConnectionRefusedError)
+
 
 LinkAccepted: TypeAlias = "Callable[[Link], LinkEvents]"
 """Called with each new authenticated incoming link; returns who gets its events. May raise to refuse it (aborted)."""
@@ -238,7 +249,8 @@ class Transport(abc.ABC):
     async def connect(self, address: str, events: LinkEvents, options: LinkOptions) -> Link:
         """Dial, authenticate, open all flows. Events may come before the caller runs again.
 
-        :raises AgentUnavailable: nobody answers (its ``__cause__`` tells refused from silent) within the timeout.
+        :raises AgentUnavailable: nobody could be reached within the timeout; :func:`is_refusal` tells whether that
+            proves that no agent is there.
         :raises AuthenticationError: the other side has another secret.
         :raises ProtocolError: the other side is no agent of a known version.
         """

@@ -207,6 +207,8 @@ class InprocListener(Listener):
         self.address = address
         self.accepted = accepted
         self.options = options
+        self.mute = False
+        """Set by tests: there is somebody who answers nothing, as a process that is stopped."""
 
     async def close(self) -> None:
         """Give the name back."""
@@ -234,6 +236,9 @@ class InprocTransport(Transport):
         listener = _listeners.get(address)
         if listener is None:
             raise AgentUnavailable(f"nobody listens at {address}") from ConnectionRefusedError(address)
+        if listener.mute:
+            await asyncio.sleep(options.handshake_timeout)
+            raise AgentUnavailable(f"no agent at {address}: no answer in time") from TimeoutError(address)
         control, answered = _authenticate(options.authenticator, listener.options.authenticator, options.flows)
         here = f"{_PREFIX}dialler:{next(_numbers)}"
         link = InprocLink(

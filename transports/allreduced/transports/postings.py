@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -9,6 +11,9 @@ from collections.abc import Iterator
 from allreduced.core.errors import ProtocolError
 
 _TOKEN = struct.Struct("<Q")
+_serials = itertools.count(1 + secrets.randbits(62))
+"""Of all links of this process: a token that was given on a link that is gone must reach nothing on another one, also
+where that is one to the agent's next start."""
 
 
 def flat(buffer: memoryview) -> memoryview:
@@ -38,9 +43,9 @@ def serial_of(token: bytes) -> int:
 
 
 class Posting:
-    """One posted receive. ``serial`` is never used twice on a link, whatever number the owner chose.
+    """One posted receive. ``serial`` is never used twice, whatever number the owner chose.
 
-    So a late frame of a cancelled receive cannot land in a new one of the same number.
+    So a late frame of a cancelled receive, or of one on an earlier link, cannot land in a new one of the same number.
     """
 
     __slots__ = ("_claimed", "cancelled", "in_flight", "landed", "receive", "serial", "size", "view")
@@ -89,7 +94,6 @@ class Postings:
     def __init__(self) -> None:
         self._by_serial: dict[int, Posting] = {}
         self._by_receive: dict[int, Posting] = {}
-        self._last = 0
 
     def __iter__(self) -> Iterator[Posting]:
         return iter(self._by_serial.values())
@@ -106,8 +110,7 @@ class Postings:
             raise ValueError(f"receive {receive} is posted already")
         if buffer.readonly:
             raise ValueError(f"the buffer of receive {receive} is read-only")
-        self._last += 1
-        posting = Posting(receive, self._last, flat(buffer))
+        posting = Posting(receive, next(_serials), flat(buffer))
         if posting.size:
             self._by_receive[receive] = self._by_serial[posting.serial] = posting
         return posting

@@ -7,6 +7,7 @@ operations never hold halves that the other one waits for, whatever the order in
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 
 from allreduced.daemon.engine import wording
@@ -21,6 +22,7 @@ from allreduced.daemon.engine.plan import Plan
 from allreduced.daemon.engine.program import program_for
 from allreduced.daemon.engine.region import Region
 from allreduced.daemon.engine.solo import Solo
+from allreduced.daemon.engine.verdict import LastWords
 from allreduced.daemon.engine.waiting import Waiting
 from allreduced.protocol.peer import Queued, Ready, Withdraw, Withdrawn
 
@@ -30,10 +32,13 @@ _NOWHERE = Region(-1, 0, 0)
 class Admission:
     """The queue for memory, and the READY protocol."""
 
-    def __init__(self, context: Context, memory: Memory, ending: Ending, groups: dict[int, Group]) -> None:
+    def __init__(
+        self, context: Context, memory: Memory, ending: Ending, words: LastWords, groups: dict[int, Group]
+    ) -> None:
         self._context = context
         self._memory = memory
         self._ending = ending
+        self._words = words
         self._groups = groups
         self._waiting = Waiting()
         self._mapping: dict[int, list[Operation]] = {}
@@ -48,13 +53,13 @@ class Admission:
         if operation.plan is None:
             return
         execution = operation.execution = self._prepare(operation, operation.plan)
-        if execution is None:
+        if execution is None and not _crowded(operation):
             self._announce(operation)
             return
-        result, scratch = self._needs(operation, execution)
+        result, scratch = self._needs(execution)
         if not self._memory.can_ever_fit(result, scratch):
             error = wording.too_large(operation, result + scratch, self._context.node)
-            self._ending.fail(operation, error)
+            self._words.fail(operation, error)
             return
         operation.state = State.QUEUED
         self._waiting.enter(operation)
@@ -73,22 +78,20 @@ class Admission:
         context.freed = False
         waiting = self._waiting
         while (head := waiting.first()) is not None:
-            execution = head.execution
-            if execution is None:
-                waiting.leave(head)
-                continue
-            reserved = self._memory.reserve(head.group.number, *self._needs(head, execution))
+            crowded = _crowded(head)
+            needs = self._needs(head.execution)
+            reserved = None if crowded else self._memory.reserve(head.group.number, *needs)
             if reserved is None:
-                if head.absent or not self._make_room(head):
+                if head.absent or not self._make_room(head, crowded=crowded):
                     return
                 continue
             waiting.leave(head)
-            self._reserved(head, execution, *reserved)
+            self._reserved(head, *reserved)
 
     def arena_ready(self, buffer: int) -> None:
         """Go on with the operations that wait for this buffer."""
         for operation in self._mapping.pop(buffer, ()):
-            if operation.state is State.MAPPING and _mapped(operation):
+            if operation.state is State.MAPPING and operation.mapped:
                 self._announce(operation)
 
     def arena_failed(self, buffer: int) -> list[Operation]:
@@ -109,7 +112,7 @@ class Admission:
         """Answer a peer that wants its READY back."""
         view = operation.peers[peer]
         held = view.ready
-        if operation.state in (State.RUNNING, State.DELIVERED):
+        if operation.state in (State.RUNNING, State.BROKEN, State.DELIVERED):
             self.answer(operation.group, peer, frame, accepted=False)
         elif held is not None and held.attempt == frame.attempt:
             view.ready = None
@@ -125,7 +128,7 @@ class Admission:
 
     def withdrawn_came(self, operation: Operation, peer: int, frame: Withdrawn) -> None:
         """Take a peer's answer to Withdraw; after the last one free the memory, or be READY again."""
-        view = operation.peers[peer]
+        view, group = operation.peers[peer], operation.group
         if operation.state is not State.WITHDRAWING or not view.waiting or view.told_attempt != frame.attempt:
             self._context.counters["frames_ignored"] += 1
             return
@@ -133,17 +136,22 @@ class Admission:
         view.refused = not frame.accepted
         if any(other.waiting for other in operation.peers):
             return
+        verdict = operation.verdict
         if any(other.refused for other in operation.peers):
             operation.state = State.READY
             operation.pinned = True
             self._context.freed = True  # somebody else may have to make room
             operation.attempt += 1
-            for node, member in operation.group.others:
+            for node, member in group.others:
                 if not operation.peers[member].refused:
                     self._send_ready(operation, node, member)
             self.ready_came(operation)
             return
         operation.state = State.RELEASING
+        if verdict is not None and not verdict.kept and group.mine in verdict.words:
+            # Nobody can have a result any more, so what it said becomes final.
+            self._words.fail(operation, verdict.words[group.mine], final=True)
+            return
         self._ending.cancel_receives(operation)
         self.released(operation)
 
@@ -171,16 +179,20 @@ class Admission:
         program = program_for(fingerprint.kind, plan.algorithm, members, plan.root_member, group.mine)
         return Execution(self._context, operation, plan, fingerprint.count, sources, program)
 
-    def _needs(self, operation: Operation, execution: Execution | Solo) -> tuple[int, int]:
+    def _needs(self, execution: Execution | Solo | None) -> tuple[int, int]:
         """Return the bytes of result and scratch; a small result is a part of the scratch."""
+        if execution is None:
+            return 0, 0
         if execution.nbytes <= self._context.limits.inline_bytes:
             return 0, ((execution.nbytes + 63) & ~63) + execution.scratch_bytes
         return execution.nbytes, execution.scratch_bytes
 
-    def _reserved(
-        self, operation: Operation, execution: Execution | Solo, result: Allocation | None, scratch: Allocation | None
-    ) -> None:
+    def _reserved(self, operation: Operation, result: Allocation | None, scratch: Allocation | None) -> None:
         operation.result, operation.scratch = result, scratch
+        execution = operation.execution
+        if execution is None:
+            self._announce(operation)
+            return
         if result is not None:
             place = result.region(0, execution.nbytes)
             windows = _NOWHERE if scratch is None else scratch.region(0, execution.scratch_bytes)
@@ -190,7 +202,7 @@ class Admission:
         else:
             place = windows = _NOWHERE
         execution.place(place, windows)
-        if _mapped(operation):
+        if operation.mapped:
             self._announce(operation)
             return
         operation.state = State.MAPPING
@@ -205,6 +217,8 @@ class Admission:
         if operation.peers:
             if isinstance(operation.execution, Execution):
                 operation.execution.post()
+            if not operation.serial:
+                operation.group.keeper.enlist(operation)
             operation.attempt += 1
             for node, member in operation.group.others:
                 self._send_ready(operation, node, member)
@@ -237,6 +251,8 @@ class Admission:
                     fingerprint,
                     operation.stamp,
                     grants,
+                    operation.serial,
+                    group.keeper.take_owed(member),
                 ),
             )
         )
@@ -256,33 +272,39 @@ class Admission:
         if operation.disputed < inf:
             return
         execution = operation.execution
+        operation.state = State.RUNNING
         if execution is None:
             self._ending.deliver(operation)
             return
-        operation.state = State.RUNNING
         for node, member in operation.group.others:
             ready = operation.peers[member].ready
             if ready is not None and isinstance(execution, Execution):
                 try:
                     execution.accept(member, ready.grants, pump=False)
                 except PeerFault as fault:
-                    self._ending.fail(operation, wording.bad_frame(operation, node, str(fault)))
+                    self._words.fail(operation, wording.bad_frame(operation, node, str(fault)), broken=True)
                     return
         execution.start()
         if execution.final and operation.source_readers == 0:
             self._ending.deliver(operation)
 
-    def _make_room(self, head: Operation) -> bool:
-        """Withdraw the last operation behind ``head`` that has not begun; True where that freed memory at once."""
+    def _make_room(self, head: Operation, *, crowded: bool) -> bool:
+        """Withdraw the last operation behind ``head`` that has not begun; True where that freed memory at once.
+
+        ``crowded``: its group has too many operations that are ready, there is no lack of memory.
+        """
         leaving = self._leaving
         if leaving is not None and leaving.state in (State.WITHDRAWING, State.RELEASING):
             return False
         place = head.order()
-        if self._last < place:
+        if crowded:
+            last = self._last_to_begin((head.group,))
+        elif self._last < place:
             return False
-        last = self._last_to_begin()
-        self._last = last.order() if last is not None else ()
-        if last is None or self._last < place:
+        else:
+            last = self._last_to_begin(self._groups.values(), only_with_memory=True)
+            self._last = last.order() if last is not None else ()
+        if last is None or last.order() < place:
             return False
         self._context.counters["withdrawn"] += 1
         if last.state is State.MAPPING:
@@ -298,15 +320,16 @@ class Admission:
             self._context.out.append(SendFrame(node, frame))
         return False
 
-    def _last_to_begin(self) -> Operation | None:
-        """Return the operation with the last place among those that have memory and may still give it up."""
+    def _last_to_begin(self, groups: Iterable[Group], *, only_with_memory: bool = False) -> Operation | None:
+        """Return the operation with the last place among those that are ready and may still be withdrawn."""
         last: Operation | None = None
-        for group in self._groups.values():
+        for group in groups:
             for operation in group.operations.values():
                 if (
                     (operation.state is State.READY or operation.state is State.MAPPING)
-                    and operation.execution is not None
+                    and (operation.execution is not None or not only_with_memory)
                     and not operation.pinned
+                    and operation.verdict is None
                     and (last is None or operation.order() > last.order())
                 ):
                     last = operation
@@ -314,11 +337,15 @@ class Admission:
 
     def _requeue(self, operation: Operation) -> None:
         self._ending.release(operation)
+        if operation.serial:
+            operation.group.keeper.forget(operation)
+            operation.serial = 0
         operation.state = State.QUEUED
         self._waiting.enter(operation)
         if operation.attempt == 0:
             self._tell_queued(operation)
 
 
-def _mapped(operation: Operation) -> bool:
-    return all(allocation is None or allocation.arena.ready for allocation in (operation.result, operation.scratch))
+def _crowded(operation: Operation) -> bool:
+    """Tell whether the group must not have one more operation that members may have to give each other."""
+    return bool(operation.peers) and not operation.serial and not operation.group.keeper.has_room

@@ -8,7 +8,9 @@ from allreduced.core.errors import AllReducedError, to_wire
 from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import CancelReceive, CancelSend, Deliver, Fail, SendFrame
 from allreduced.daemon.engine.context import Context
+from allreduced.daemon.engine.freshness import is_fresh
 from allreduced.daemon.engine.group import Outcome
+from allreduced.daemon.engine.kept import must_keep
 from allreduced.daemon.engine.leases import Holder, Leases
 from allreduced.daemon.engine.memory import Memory
 from allreduced.daemon.engine.operation import ENDED, Operation, State
@@ -23,8 +25,8 @@ class Ending:
         self._memory = memory
         self._leases = leases
 
-    def fail(self, operation: Operation, error: AllReducedError, *, tell: bool = True) -> None:
-        """End the operation with ``error`` on this node, and (``tell``) on the others. Happens once per operation."""
+    def end(self, operation: Operation, error: AllReducedError, *, tell: bool) -> None:
+        """End the operation with ``error`` on this node, and (``tell``) on all others. Happens once per operation."""
         if operation.state in ENDED:
             return
         group, context = operation.group, self._context
@@ -39,13 +41,17 @@ class Ending:
         }
         if waiting and group.error is None:
             group.outcomes[operation.key] = Outcome(error, waiting)
+        if operation.peers:
+            group.failed(operation.key, context.now, error)
         operation.state = State.FAILED
         operation.error = error
+        operation.unconfirmed = 0
         self._move_to_ending(operation)
         self.cancel_receives(operation)
         for number, sending in operation.sendings.items():
-            node = group.members[sending.row.peer].node
-            context.out.append(CancelSend(number, node))
+            context.out.append(CancelSend(number, sending.node))
+        if operation.peers:
+            group.keeper.forget(operation)
         context.counters["failed"] += 1
         self.settle(operation)
 
@@ -55,17 +61,44 @@ class Ending:
             if not posting.cancelled:
                 posting.cancelled = True
                 operation.outstanding += 1
-                self._context.out.append(CancelReceive(number, operation.group.members[posting.row.peer].node))
+                self._context.out.append(CancelReceive(number, posting.node))
+        fetched = operation.fetched
+        if fetched is not None and not fetched.cancelled:
+            fetched.cancelled = True
+            operation.outstanding += 1
+            self._context.out.append(CancelReceive(fetched.number, fetched.node))
+
+    def stop(self, operation: Operation) -> None:
+        """End all that is under way between members for an operation, for its generation ends."""
+        self.cancel_receives(operation)
+        for number, sending in operation.sendings.items():
+            self._context.out.append(CancelSend(number, sending.node))
+        execution, operation.execution = operation.execution, None
+        if execution is not None:
+            execution.dispose()
 
     def deliver(self, operation: Operation) -> None:
-        """Give every local rank the result. Every tile is final and no input is read any more."""
+        """Give every local rank the result. Every tile is final and no input is read any more.
+
+        Where others have a part in it, it waits until a quorum was heard recently; and nothing is delivered here while
+        members agree on how it ends, or on the end of the generation: that decides.
+        """
         context = self._context
+        if operation.peers:
+            verdict = operation.verdict
+            if operation.group.frozen or (verdict is not None and not verdict.kept):
+                return
+            if not is_fresh(context, operation.group):
+                context.stale[operation] = None
+                return
         execution = operation.execution
         region, holder = None, None
-        if execution is not None and execution.nbytes:
+        if execution is not None:
             region = execution.result
-            if operation.result is not None:
-                holder = Holder(operation.result)
+        elif operation.scratch is not None or operation.result is not None:
+            region = operation.region
+        if operation.result is not None:
+            holder = Holder(operation.result)
         operation.state = State.DELIVERED
         self._move_to_ending(operation)
         now = context.now
@@ -89,6 +122,8 @@ class Ending:
             context.out.append(Deliver(submit.client, submit.request, region, lease, (), algorithm, elapsed))
         operation.holder = holder
         operation.submits = []
+        if operation.peers:
+            operation.group.keeper.delivered(operation)
         context.counters["delivered"] += 1
         self.settle(operation)
 
@@ -103,22 +138,23 @@ class Ending:
                 operation.submits = []
         elif operation.state is not State.DELIVERED or self._still_sends(operation):
             return
-        if operation.outstanding == 0:
-            self.release(operation)
-            operation.group.ending.pop(operation.key, None)
-            execution, operation.execution = operation.execution, None
-            if execution is not None:
-                execution.dispose()
-
-    def abandon(self, operation: Operation, error: AllReducedError) -> None:
-        """Send nothing more of a delivered operation that has ended otherwise at a peer."""
-        operation.error = error
-        self.settle(operation)
+        if operation.outstanding:
+            return
+        execution, operation.execution = operation.execution, None
+        if execution is not None:
+            execution.dispose()
+        if operation.state is State.DELIVERED and must_keep(operation.unconfirmed):
+            if operation.result is not None and operation.scratch is not None:
+                self._memory.release(operation.scratch)
+                operation.scratch = None
+            return
+        self.release(operation)
+        operation.group.ending.pop(operation.key, None)
+        operation.group.keeper.forget(operation)
 
     def _still_sends(self, operation: Operation) -> bool:
         execution = operation.execution
-        over = operation.error is not None or operation.group.error is not None
-        return execution is not None and not execution.complete and not over
+        return execution is not None and not execution.complete and operation.group.error is None
 
     def release(self, operation: Operation) -> None:
         """Give the memory of the operation back (a delivered result when its leases are)."""

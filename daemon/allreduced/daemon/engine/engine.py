@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any, TypeAlias
 
 from allreduced.core.errors import AllReducedError, LimitExceeded
 from allreduced.daemon.engine import wording
-from allreduced.daemon.engine.actions import Action, Fail
+from allreduced.daemon.engine.actions import Action, Fail, GiveUp
 from allreduced.daemon.engine.admission import Admission
+from allreduced.daemon.engine.change import Changing
 from allreduced.daemon.engine.context import Context
+from allreduced.daemon.engine.disputes import Disputes
 from allreduced.daemon.engine.early import EarlyFrames
 from allreduced.daemon.engine.ending import Ending
 from allreduced.daemon.engine.events import (
     ArenaFailed,
     ArenaReady,
+    Changed,
     ClientGone,
     Event,
     FrameArrived,
+    Freeze,
     GroupBroken,
     GroupForgotten,
     GroupStarted,
+    Heard,
     LeasesReturned,
+    NodeDeparted,
     RanksLeft,
     ReceiveCancelled,
     Received,
@@ -33,16 +40,22 @@ from allreduced.daemon.engine.events import (
     TimePassed,
 )
 from allreduced.daemon.engine.execution import Execution, PeerFault
-from allreduced.daemon.engine.flights import Posting
+from allreduced.daemon.engine.fence import belongs
+from allreduced.daemon.engine.fetch import Fetching
+from allreduced.daemon.engine.flights import Fetched, Posting, Sending
 from allreduced.daemon.engine.forgetting import Forgetting
+from allreduced.daemon.engine.freshness import DEAF, STALL
 from allreduced.daemon.engine.group import Group
+from allreduced.daemon.engine.kept import Keeper
 from allreduced.daemon.engine.leases import Leases
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.matching import Matching
 from allreduced.daemon.engine.memory import Memory
-from allreduced.daemon.engine.operation import Operation, State
+from allreduced.daemon.engine.operation import STARTED, Operation, State
 from allreduced.daemon.engine.snapshot import Snapshot, take_snapshot
-from allreduced.daemon.engine.timers import Timers
+from allreduced.daemon.engine.timers import Timed, Timers
+from allreduced.daemon.engine.verdict import LastWords
+from allreduced.protocol.peer import EngineFrame
 
 _Handler: TypeAlias = "Callable[[Any], None]"
 _PAST_GROUPS = 1024
@@ -57,16 +70,21 @@ class Engine:
 
     def __init__(self, node: str, limits: Limits) -> None:
         self._context = Context(node, limits)
+        self._stall = STALL * limits.failure_timeout
         self._groups: dict[int, Group] = {}
         self._past: deque[int] = deque(maxlen=_PAST_GROUPS)
         self._forgotten: list[Group] = []
         self._early = EarlyFrames(self._context)
-        self._timers: Timers[Operation | Forgetting] = Timers(self._context)
+        self._timers: Timers[Timed] = Timers(self._context)
         self._memory = Memory(self._context)
         self._leases = Leases(self._context, self._memory)
         self._ending = Ending(self._context, self._memory, self._leases)
-        self._admission = Admission(self._context, self._memory, self._ending, self._groups)
-        self._matching = Matching(self._context, self._admission, self._ending, self._timers)
+        words = self._words = LastWords(self._context, self._ending, self._timers)
+        self._admission = Admission(self._context, self._memory, self._ending, words, self._groups)
+        disputes = Disputes(self._context, words, self._timers)
+        fetching = self._fetching = Fetching(self._context, self._ending, words)
+        self._matching = Matching(self._context, self._admission, self._ending, words, disputes, fetching, self._timers)
+        self._changing = Changing(self._context, self._admission, self._ending, words, fetching, self._timers)
         self._handlers: Mapping[type, _Handler] = {
             GroupStarted: self._group_started,
             GroupBroken: self._group_broken,
@@ -74,6 +92,10 @@ class Engine:
             GroupForgotten: self._group_forgotten,
             Submitted: self._submitted,
             ClientGone: self._client_gone,
+            Freeze: self._freeze,
+            Changed: self._changed,
+            Heard: self._heard,
+            NodeDeparted: self._node_departed,
             LeasesReturned: self._leases_returned,
             FrameArrived: self._frame_arrived,
             Received: self._received,
@@ -89,24 +111,52 @@ class Engine:
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event at ``now`` (seconds, monotonic) and return what to do, in order."""
         context = self._context
+        if now - context.now > self._stall and self._groups:
+            self._stalled(now)
         context.now = now
         out: list[Action] = []
         context.out = out
         self._handlers[type(event)](event)
+        if context.stale:
+            self._deliver_stale()
         while context.freed:
             self._admission.serve()
         if self._forgotten:
             self._drop_forgotten()
         return out
 
+    def _stalled(self, now: float) -> None:
+        """Take note that this agent was held up: what comes now may have been sent long ago."""
+        context = self._context
+        context.counters["stalls"] += 1
+        context.heard.clear()
+        context.deaf_until = now + DEAF * context.limits.failure_timeout
+        for group in self._groups.values():
+            group.fresh_until = -inf
+
+    def _deliver_stale(self) -> None:
+        """Try again to deliver what waits for signs of life."""
+        stale = list(self._context.stale)
+        self._context.stale.clear()
+        for operation in stale:
+            if operation.done:
+                self._ending.deliver(operation)
+
     @property
     def idle(self) -> bool:
         """True where no operation that a local rank submitted is under way, here or (what it sends) for peers."""
         return not any(group.busy for group in self._groups.values())
 
-    def snapshot(self) -> Snapshot:
-        """Return what ``status`` shows, as plain data: groups, operations in flight and what each waits for."""
-        return take_snapshot(self._context, self._groups, self._memory, self._leases, len(self._early))
+    def snapshot(self, now: float = 0.0, most: int | None = None) -> Snapshot:
+        """Return what ``status`` shows, as plain data: groups, operations in flight and what each waits for.
+
+        ``now``: for how long; the time of the last event where none is given. ``most``: operations that are told, those
+        of each group that began first; at least one of each.
+        """
+        context, groups = self._context, self._groups
+        each = None if most is None else max(most // max(len(groups), 1), 1)
+        at = max(now, context.now)
+        return take_snapshot(context, groups, self._memory, self._leases, len(self._early), at, each)
 
     def _group_started(self, event: GroupStarted) -> None:
         if event.group in self._groups:
@@ -115,22 +165,43 @@ class Engine:
         group = Group(event)
         self._groups[event.group] = group
         self._matching.start(group)
-        for node, frame in self._early.take(event.group):
-            self._matching.frame(group, node, frame)
+        self._play_early(group)
+
+    def _play_early(self, group: Group) -> None:
+        """Take the frames that came before the group, or its generation, began here."""
+        for node, frame in self._early.take(group.number):
+            self._frame_of(group, node, frame)
 
     def _group_broken(self, event: GroupBroken) -> None:
         group = self._groups.get(event.group)
-        if group is not None and group.error is None:
-            self._break(group, event.error, tell=False)
+        if group is not None and not group.cut_off:
+            self._break(group, event.error)
 
-    def _break(self, group: Group, error: AllReducedError, *, tell: bool) -> None:
-        group.error = error
-        group.outcomes.clear()
+    def _freeze(self, event: Freeze) -> None:
+        group = self._groups.get(event.group)
+        if group is not None:
+            self._changing.freeze(group, event.generation)
+
+    def _changed(self, event: Changed) -> None:
+        group = self._groups.get(event.group)
+        if group is None:
+            return
+        held = self._changing.install(group, event.generation, event.change)
+        if group.cut_off:
+            self._matching.stop_forgetting(group)
+            return
+        left = tuple(rank for rank in event.change.left if rank not in group.left)
+        if group.error is not None:
+            group.left.update(left)
+        elif left:
+            self._matching.ranks_left(group, left)
+        for submit in held:
+            self._matching.submit(group, submit)
+        self._play_early(group)
+
+    def _break(self, group: Group, error: AllReducedError) -> None:
+        self._changing.cut_off(group, error)
         self._matching.stop_forgetting(group)
-        for operation in list(group.operations.values()):
-            self._ending.fail(operation, error, tell=tell)
-        for operation in list(group.ending.values()):
-            self._ending.settle(operation)
 
     def _ranks_left(self, event: RanksLeft) -> None:
         group = self._groups.get(event.group)
@@ -144,10 +215,12 @@ class Engine:
             self._forgotten.append(group)
             if group.error is None:
                 self._matching.ranks_left(group, group.ranks)
+            group.keeper.flush()
 
     def _drop_forgotten(self) -> None:
         for group in [group for group in self._forgotten if not group.operations and not group.ending]:
             self._forgotten.remove(group)
+            group.keeper.flush()
             del self._groups[group.number]
             self._past.append(group.number)
             self._memory.forget(group.number)
@@ -167,17 +240,42 @@ class Engine:
             if event.client in group.local.values():
                 group.gone.add(event.client)
 
+    def _heard(self, event: Heard) -> None:
+        for node in event.nodes:
+            self._context.hear(node)
+
+    def _node_departed(self, event: NodeDeparted) -> None:
+        group = self._groups.get(event.group)
+        member = group.member_of.get(event.node) if group is not None else None
+        if group is None or member is None or member in group.departed:
+            self._context.counters["events_ignored"] += 1
+            return
+        group.departed.add(member)
+        group.present &= ~(1 << member)
+        group.fresh_until = -inf
+        for kept in group.keeper.departed(member):
+            self._ending.settle(kept)
+
     def _leases_returned(self, event: LeasesReturned) -> None:
         self._leases.give_back(event.client, event.leases)
 
     def _frame_arrived(self, event: FrameArrived) -> None:
+        self._context.hear(event.node)
         group = self._groups.get(event.frame.group)
         if group is not None:
-            self._matching.frame(group, event.node, event.frame)
+            self._frame_of(group, event.node, event.frame)
         elif event.frame.group in self._past:
             self._context.counters["frames_ignored"] += 1
         else:
             self._early.keep(event.node, event.frame)
+
+    def _frame_of(self, group: Group, node: str, frame: EngineFrame) -> None:
+        if belongs(frame.generation, group.generation):
+            self._matching.frame(group, node, frame)
+        elif frame.generation > group.generation and not group.cut_off and node in group.member_of:
+            self._early.keep(node, frame)
+        else:
+            self._context.counters["frames_ignored"] += 1
 
     def _received(self, event: Received) -> None:
         posting = self._context.receives.get(event.receive)
@@ -190,7 +288,12 @@ class Engine:
             if posting.left <= 0:
                 self._closed(posting)
             return
+        if isinstance(posting, Fetched):
+            self._context.hear(posting.node)
+            self._fetching.received(posting, event)
+            return
         execution, group, peer = operation.execution, operation.group, posting.row.peer
+        self._context.hear(posting.node)
         if not isinstance(execution, Execution):
             return
         try:
@@ -203,7 +306,8 @@ class Engine:
                 posting.left -= event.nbytes
             if posting.left == 0:
                 del self._context.receives[posting.number], operation.postings[posting.number]
-            self._ending.fail(operation, wording.bad_frame(operation, group.members[peer].node, str(fault)))
+            error = wording.bad_frame(operation, posting.node, str(fault))
+            self._words.fail(operation, error, broken=True)
             return
         if operation.state is State.RUNNING:
             execution.resume(posting.row.block)
@@ -214,12 +318,22 @@ class Engine:
         if posting is not None and posting.cancelled:
             self._closed(posting)
 
-    def _closed(self, posting: Posting) -> None:
+    def _closed(self, posting: Posting | Fetched) -> None:
         operation = posting.operation
-        del self._context.receives[posting.number], operation.postings[posting.number]
+        del self._context.receives[posting.number]
+        if isinstance(posting, Fetched):
+            operation.fetched = None
+        else:
+            del operation.postings[posting.number]
         operation.outstanding -= 1
+        self._settle(operation)
+
+    def _settle(self, operation: Operation) -> None:
+        """Do what became possible when something of an operation completed that does not run (any more)."""
         if operation.state is State.RELEASING:
             self._admission.released(operation)
+        elif operation.state is State.RESTARTING or operation.state is State.FETCHING:
+            self._changing.rested(operation)
         else:
             self._ending.settle(operation)
 
@@ -231,12 +345,12 @@ class Engine:
         del operation.sendings[event.send]
         operation.outstanding -= 1
         operation.source_readers -= sending.of_source
-        if isinstance(operation.execution, Execution) and operation.state is not State.FAILED:
+        if type(sending) is Sending and isinstance(operation.execution, Execution) and operation.state in STARTED:
             operation.execution.sent(sending)
         if operation.state is State.RUNNING:
             self._deliver_if_done(operation)
         else:
-            self._ending.settle(operation)
+            self._settle(operation)
 
     def _reduced(self, event: Reduced) -> None:
         job = self._context.jobs.pop(event.job, None)
@@ -249,7 +363,7 @@ class Engine:
             operation.execution.reduced(job)
             self._deliver_if_done(operation)
         else:
-            self._ending.settle(operation)
+            self._settle(operation)
 
     def _deliver_if_done(self, operation: Operation) -> None:
         execution = operation.execution
@@ -266,7 +380,7 @@ class Engine:
             if wait:
                 self._admission.again(operation)
             else:
-                self._ending.fail(operation, event.error)
+                self._words.fail(operation, event.error)
         self._memory.arena_failed(event.buffer)
 
     def _room_made(self, event: RoomMade) -> None:
@@ -278,8 +392,11 @@ class Engine:
         for due in self._timers.due():
             if isinstance(due, Operation):
                 self._matching.overdue(due)
-                continue
-            error = self._matching.round_overdue(due)
-            if error is not None and due.group.error is None:
-                self._break(due.group, error, tell=True)
+            elif isinstance(due, Keeper):
+                due.due()
+            elif isinstance(due, Forgetting):
+                error = self._matching.round_overdue(due)
+                if error is not None and due.group.error is None:
+                    self._context.out.append(GiveUp(due.group.number, error))
+                    self._break(due.group, error)
         self._timers.arm()

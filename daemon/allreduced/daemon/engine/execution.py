@@ -369,14 +369,15 @@ class Execution:
                 region = Region(source.buffer, source.offset + low * itemsize, count * itemsize)
             else:
                 region = self._place(block, level, row.next, count)
-            number = context.number()
-            context.sends[number] = operation.sendings[number] = Sending(operation, row, row.next, end, level.of_source)
+            number, node = context.number(), operation.group.members[row.peer].node
+            sending = Sending(operation, row, row.next, end, level.of_source, node)
+            context.sends[number] = operation.sendings[number] = sending
             operation.outstanding += 1
             operation.source_readers += level.of_source
             context.out.append(
                 Send(
                     number,
-                    operation.group.members[row.peer].node,
+                    node,
                     token,
                     (row.next - first) * tile * level.itemsize,
                     region,
@@ -401,13 +402,13 @@ class Execution:
                 region = self._place(block, level, first, count)
             else:
                 region = self._slot(row.window, first % row.slots, row.itemsize, count)
-            posting = Posting(context.number(), self._operation, row, first, end - first, region.nbytes)
+            node = self._operation.group.members[row.peer].node
+            posting = Posting(context.number(), self._operation, row, first, end - first, region.nbytes, node)
             context.receives[posting.number] = self._operation.postings[posting.number] = posting
             row.left += [tile_bytes] * (end - first - 1)
             row.left.append(region.nbytes - (end - first - 1) * tile_bytes)
             row.granted = end
             postings.append(posting)
-            node = self._operation.group.members[row.peer].node
             context.out.append(PostReceive(posting.number, node, region))
         return postings
 

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 class Posting:
     """A posted receive: tiles ``first … first+tiles-1`` of ``row``; ``left`` of its ``nbytes`` have not landed yet."""
 
-    __slots__ = ("cancelled", "first", "left", "nbytes", "number", "operation", "row", "tiles")
+    __slots__ = ("cancelled", "first", "left", "nbytes", "node", "number", "operation", "row", "tiles")
 
-    def __init__(self, number: int, operation: Operation, row: ReceiveRow, first: int, tiles: int, nbytes: int) -> None:
+    def __init__(
+        self, number: int, operation: Operation, row: ReceiveRow, first: int, tiles: int, nbytes: int, node: str
+    ) -> None:
         self.number = number
         self.operation = operation
         self.row = row
@@ -22,20 +24,46 @@ class Posting:
         self.tiles = tiles
         self.nbytes = nbytes
         self.left = nbytes
+        self.node = node
+        self.cancelled = False
+
+
+class Fetched:
+    """A posted receive for a whole result, which ``node`` has; ``left`` of its ``nbytes`` have not landed yet."""
+
+    __slots__ = ("cancelled", "left", "nbytes", "node", "number", "operation")
+
+    def __init__(self, number: int, operation: Operation, node: str, nbytes: int) -> None:
+        self.number = number
+        self.operation = operation
+        self.node = node
+        self.nbytes = self.left = nbytes
         self.cancelled = False
 
 
 class Sending:
     """A send of tiles ``first … end-1`` of ``row``; ``of_source``: straight from a client's input."""
 
-    __slots__ = ("end", "first", "of_source", "operation", "row")
+    __slots__ = ("end", "first", "node", "of_source", "operation", "row")
 
-    def __init__(self, operation: Operation, row: SendRow, first: int, end: int, of_source: bool) -> None:
+    def __init__(self, operation: Operation, row: SendRow, first: int, end: int, of_source: bool, node: str) -> None:
         self.operation = operation
         self.row = row
         self.first = first
         self.end = end
         self.of_source = of_source
+        self.node = node
+
+
+class Served:
+    """A send of a whole result to ``node``, which lacks it."""
+
+    __slots__ = ("node", "of_source", "operation")
+
+    def __init__(self, operation: Operation, node: str) -> None:
+        self.operation = operation
+        self.node = node
+        self.of_source = False
 
 
 class Job:

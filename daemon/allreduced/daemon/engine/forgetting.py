@@ -31,7 +31,18 @@ Held: TypeAlias = "Submitted | tuple[str, OperationFrame]"
 class Forgetting:
     """The rounds of one group. ``frozen``: the names that must not be used here until the round is decided."""
 
-    __slots__ = ("_answers", "_context", "_proposals", "_round", "_threshold", "frozen", "group", "held", "wake")
+    __slots__ = (
+        "_answers",
+        "_context",
+        "_proposals",
+        "_round",
+        "_threshold",
+        "frozen",
+        "group",
+        "held",
+        "refused",
+        "wake",
+    )
 
     def __init__(self, context: Context, group: Group) -> None:
         self._context = context
@@ -45,7 +56,14 @@ class Forgetting:
         self.frozen: dict[str, int] = {}
         """With the place in the proposal."""
         self.held: list[Held] = []
+        self.refused: tuple[int, ...] = ()
+        """The places of the names that were kept in the last round that was decided."""
         self.wake = -1.0
+
+    @property
+    def decided(self) -> int:
+        """How many rounds are decided here."""
+        return self._round - 1
 
     @property
     def deadline(self) -> float:
@@ -129,21 +147,45 @@ class Forgetting:
                 self._context.out.append(SendFrame(node, answer))
         if len(answers) + 1 < len(group.members):
             return False
-        kept = {place for refused in answers.values() for place in refused}
-        dropped = 0
+        self._decide(proposal, {place for refused in answers.values() for place in refused})
+        return True
+
+    def settle(self, decided: int, refused: tuple[int, ...]) -> list[Submitted]:
+        """Begin a generation: as many rounds are decided, and none is under way. Returns the submits that were held up.
+
+        ``refused``: the names that were kept in the last of them, where this member has not decided it yet.
+        """
+        proposal = self._proposals.get(self._round)
+        if decided == self._round and proposal is not None:
+            self._decide(proposal, set(refused))
+        self._round = max(self._round, decided + 1)
+        self._proposals.clear()
+        self._answers.clear()
+        self.frozen.clear()
+        held, self.held = self.held, []
+        return [one for one in held if isinstance(one, Submitted)]
+
+    def _decide(self, proposal: Forget, kept: set[int]) -> None:
+        """Drop the names of a proposal that nobody needs."""
+        group, number = self.group, self._round
+        self.refused = tuple(sorted(kept))
+        dropped = set[str]()
         for place, name in enumerate(proposal.names):
             if place in kept:
                 self._postpone(name)
             elif group.uses.pop(name, None) is not None:
-                dropped += 1
-        self._context.counters["names_forgotten"] += dropped
-        del self._proposals[number], self._answers[number]
+                dropped.add(name)
+        for name, use in list(group.failures):
+            if name in dropped:
+                del group.failures[name, use]
+        self._context.counters["names_forgotten"] += len(dropped)
+        del self._proposals[number]
+        self._answers.pop(number, None)
         self.frozen.clear()
         self._round += 1
         self._threshold = self._context.limits.names_kept
         if not dropped:
             self._postpone_next()
-        return True
 
     def _postpone_next(self) -> None:
         """Try again only when there are many more names, for nothing could be dropped."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from allreduced.core.errors import AllReducedError
 from allreduced.daemon.engine.events import GroupStarted
 from allreduced.daemon.engine.operation import Operation
-from allreduced.protocol.peer import Fingerprint
+from allreduced.protocol.peer import Change, Fingerprint
 
 if TYPE_CHECKING:
     from allreduced.daemon.engine.forgetting import Forgetting
+    from allreduced.daemon.engine.kept import Keeper
     from allreduced.daemon.engine.plan import Plan
+
+
+FAILURES = 1024
+"""Failed operations of a group that are remembered, a count."""
 
 
 class Outcome:
@@ -28,12 +34,19 @@ class Group:
     """Members, ranks, use counts and operations of a group."""
 
     __slots__ = (
+        "cut_off",
+        "departed",
+        "doubtful",
         "ending",
         "error",
+        "failures",
         "forgetting",
         "forgotten",
+        "fresh_until",
+        "frozen",
         "generation",
         "gone",
+        "keeper",
         "key",
         "left",
         "local",
@@ -47,6 +60,7 @@ class Group:
         "outcomes",
         "place",
         "plans",
+        "present",
         "ranks",
         "size",
         "tile_bytes",
@@ -68,6 +82,14 @@ class Group:
         self.member_of = {member.node: index for index, member in enumerate(started.members) if index != started.mine}
         self.others = tuple(self.member_of.items())
         """(node, member index) of the other members, in order."""
+        self.departed: set[int] = set()
+        """Members that are proven to be dead, or said goodbye."""
+        self.present = sum(1 << index for _, index in self.others)
+        """A bit for each other member that has not departed."""
+        self.fresh_until = -inf
+        """Until when results may be delivered without looking at who was heard last."""
+        self.keeper: Keeper
+        """Keeps results for others. Set by matching."""
         self.uses: dict[str, list[int]] = {}
         """By name: the next use of each local rank."""
         self.forgetting: Forgetting
@@ -76,6 +98,14 @@ class Group:
         self.operations: dict[tuple[str, int], Operation] = {}
         self.ending: dict[tuple[str, int], Operation] = {}
         """Ended operations whose memory is still in use."""
+        self.failures: dict[tuple[str, int], tuple[float, AllReducedError]] = {}
+        """When and how operations failed, the last ones: others may not know. Only where there are others."""
+        self.frozen = False
+        """The members agree on the end of this generation: nothing is delivered, and nothing fails, until they have."""
+        self.cut_off = False
+        """This member agrees on nothing with the others any more."""
+        self.doubtful: dict[tuple[str, int], int] = {}
+        """Of a group that is cut off: what was delivered, with the bits of members that may not have it."""
         self.outcomes: dict[tuple[str, int], Outcome] = {}
         self.gone: set[int] = set()
         """Clients of this group whose connection ended: they can hold no leases any more."""
@@ -93,9 +123,9 @@ class Group:
     def busy(self) -> bool:
         """True while an operation that a local rank submitted goes on, or one that ended here still uses memory.
 
-        Nobody waits for what a broken group had under way.
+        Nobody waits for what a group had under way from which this node is cut off.
         """
-        if self.error is not None:
+        if self.cut_off:
             return False
         return bool(self.ending) or any(
             operation.missing < len(operation.submits) for operation in self.operations.values()
@@ -105,6 +135,29 @@ class Group:
         """Return whether every local rank submitted this use already (and the operation is not in flight any more)."""
         uses = self.uses.get(name)
         return uses is not None and use < min(uses)
+
+    def adopt(self, change: Change, mine: int) -> None:
+        """Begin the next generation with the members that go on. The local ranks stay those that they were."""
+        self.generation = change.generation
+        self.members = change.members
+        self.mine = mine
+        self.me = change.members[mine]
+        self.size = sum(len(member.ranks) for member in change.members)
+        self.member_of = {member.node: index for index, member in enumerate(change.members) if index != mine}
+        self.others = tuple(self.member_of.items())
+        self.present = sum(1 << index for _, index in self.others)
+        self.departed.clear()
+        self.fresh_until = -inf
+        self.frozen = False
+        self.plans.clear()
+
+    def failed(self, key: tuple[str, int], now: float, error: AllReducedError) -> None:
+        """Take note that an operation failed."""
+        failures = self.failures
+        failures.pop(key, None)
+        failures[key] = (now, error)
+        if len(failures) > FAILURES:
+            del failures[next(iter(failures))]
 
     def ranks_of(self, node: str) -> tuple[int, ...]:
         """Return the ranks of another member."""

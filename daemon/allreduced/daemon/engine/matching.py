@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from math import inf
-from operator import itemgetter
 
-from allreduced.core.errors import AllReducedError, from_wire
+from allreduced.core.errors import AllReducedError
 from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import Fail, SendFrame
 from allreduced.daemon.engine.admission import Admission
 from allreduced.daemon.engine.context import Context
+from allreduced.daemon.engine.disputes import Disputes
 from allreduced.daemon.engine.ending import Ending
 from allreduced.daemon.engine.events import Submitted
 from allreduced.daemon.engine.execution import Execution, PeerFault
+from allreduced.daemon.engine.fetch import Fetching
 from allreduced.daemon.engine.forgetting import Forgetting, Held
-from allreduced.daemon.engine.group import Group, Outcome
+from allreduced.daemon.engine.group import Group
+from allreduced.daemon.engine.kept import Keeper
 from allreduced.daemon.engine.operation import ENDED, STARTED, Operation, State
 from allreduced.daemon.engine.plan import plan_for
-from allreduced.daemon.engine.timers import Timers
+from allreduced.daemon.engine.timers import Timed, Timers
+from allreduced.daemon.engine.verdict import LastWords
 from allreduced.protocol.peer import (
-    MAX_CALLS,
     Abort,
     Arrived,
-    Call,
     Confirm,
     Differs,
     EngineFrame,
     Fetch,
-    Fingerprint,
     Forget,
     Forgettable,
     Kept,
@@ -39,9 +39,6 @@ from allreduced.protocol.peer import (
     Withdrawn,
 )
 
-DISPUTE_SECONDS = 1.0
-"""How long to wait, where calls differ, for ranks that did not call yet: an error that names all shows who is wrong."""
-
 _OPENING = (Ready, Queued, Arrived, Differs)
 GONE = 1 << 62
 """The next use of a rank that left: it never waits for anything."""
@@ -51,16 +48,29 @@ class Matching:
     """Opens operations and fills in who is there."""
 
     def __init__(
-        self, context: Context, admission: Admission, ending: Ending, timers: Timers[Operation | Forgetting]
+        self,
+        context: Context,
+        admission: Admission,
+        ending: Ending,
+        words: LastWords,
+        disputes: Disputes,
+        fetching: Fetching,
+        timers: Timers[Timed],
     ) -> None:
         self._context = context
         self._admission = admission
         self._ending = ending
+        self._words = words
+        self._disputes = disputes
+        self._fetching = fetching
         self._timers = timers
 
     def start(self, group: Group) -> None:
         """Prepare a new group."""
         group.forgetting = Forgetting(self._context, group)
+        group.keeper = Keeper(self._context, self._timers, group)
+        for node, _ in group.others:
+            self._context.hear(node)
 
     def submit(self, group: Group, submit: Submitted) -> None:
         """Take the submit of a local rank."""
@@ -107,17 +117,17 @@ class Matching:
             context.clock += 1
             operation.stamp = (-submit.priority, context.clock, 0)
         if submit.refused is not None:
-            self._ending.fail(operation, wording.refused(operation, submit.rank, submit.refused))
+            self._words.fail(operation, wording.refused(operation, submit.rank, submit.refused))
             return
-        if operation.disputed < inf or self._disagrees(operation, submit.fingerprint):
-            self._dispute(operation)
+        if operation.disputed < inf or self._disputes.disagrees(operation, submit.fingerprint):
+            self._disputes.dispute(operation)
             return
         error = self._check(operation, submit)
         if error is not None:
-            self._ending.fail(operation, error)
+            self._words.fail(operation, error)
             return
         if crowded:
-            self._ending.fail(operation, wording.too_many(operation, context.limits.operations))
+            self._words.fail(operation, wording.too_many(operation, context.limits.operations))
             return
         if group.left and self._check_left(operation):
             return
@@ -129,21 +139,33 @@ class Matching:
     def frame(self, group: Group, node: str, frame: EngineFrame) -> None:
         """Take a frame of another member."""
         peer = group.member_of.get(node)
-        if peer is None or frame.generation != group.generation or group.error is not None:
+        if peer is None or (group.error is not None and (group.cut_off or not isinstance(frame, Fetch | Confirm))):
             self._context.counters["frames_ignored"] += 1
             return
-        if isinstance(frame, Forget | Forgettable):
+        if isinstance(frame, Ready):
+            if frame.confirms:
+                self._confirmed(group, peer, frame.confirms)
+        elif isinstance(frame, Confirm):
+            self._confirmed(group, peer, frame.serials)
+            if frame.everything:
+                for kept in group.keeper.has_everything(peer):
+                    self._ending.settle(kept)
+            return
+        elif isinstance(frame, Forget | Forgettable):
             self._resume(group, group.forgetting.frame(peer, frame))
             return
-        if isinstance(frame, Kept | Fetch | Confirm):
-            self._context.counters["frames_ignored"] += 1
+        if isinstance(frame, Fetch):
+            self._fetching.fetch_came(group, node, frame)
             return
         if group.forgetting.frozen and group.forgetting.holds(peer, frame):
             group.forgetting.held.append((node, frame))
             return
         key = (frame.name, frame.use)
         operation = group.operations.get(key)
-        if operation is None and isinstance(frame, MoreGrants | Abort):
+        if isinstance(frame, Abort):
+            self._words.abort_came(group, peer, frame, operation or group.ending.get(key))
+            return
+        if operation is None and isinstance(frame, MoreGrants):
             operation = group.ending.get(key)  # perhaps delivered here while a peer still takes data from it
         if operation is None:
             operation = self._find_or_open(group, peer, frame)
@@ -160,27 +182,31 @@ class Matching:
                 try:
                     execution.accept(peer, frame.grants, pump=True)
                 except PeerFault as fault:
-                    self._ending.fail(operation, wording.bad_frame(operation, node, str(fault)))
-            elif operation.state is not State.FAILED:
-                self._ending.fail(operation, wording.bad_frame(operation, node, "granted more before data flowed"))
+                    self._words.fail(operation, wording.bad_frame(operation, node, str(fault)), broken=True)
+            else:
+                error = wording.bad_frame(operation, node, "granted more before data flowed")
+                self._words.fail(operation, error, broken=True)
         elif isinstance(frame, Withdraw):
             self._admission.withdraw_came(operation, peer, frame)
         elif isinstance(frame, Withdrawn):
             self._admission.withdrawn_came(operation, peer, frame)
         elif isinstance(frame, Differs):
-            self._differs(operation, peer, frame)
+            self._disputes.differs(operation, peer, frame)
         elif isinstance(frame, Queued):
             self._here(operation, peer, frame.stamp)
+            group.keeper.flush_to(node, peer)
+        elif isinstance(frame, Kept):
+            self._words.kept_came(operation, frame)
         elif isinstance(frame, Arrived):
             view.ranks = tuple(rank for rank in group.members[peer].ranks if rank in frame.ranks)
             view.asked = True
             self._tell_arrived(operation, to_all=False)
             if group.left:
                 self._check_left(operation)
-        elif operation.state is State.DELIVERED:
-            self._ending.abandon(operation, from_wire(frame.error))
-        else:
-            self._ending.fail(operation, from_wire(frame.error), tell=False)
+
+    def _confirmed(self, group: Group, peer: int, serials: tuple[int, ...]) -> None:
+        for kept in group.keeper.confirmed(peer, serials):
+            self._ending.settle(kept)
 
     def stop_forgetting(self, group: Group) -> None:
         """Forget no more names, for the group is over or nearly so."""
@@ -238,10 +264,13 @@ class Matching:
             if now < operation.disputed:
                 self._timers.set(operation, operation.disputed)
             else:
-                self._settle_dispute(operation, now=True)
+                self._disputes.settle(operation, now=True)
             if now < operation.deadline:
                 return
         if operation.state in ENDED:
+            return
+        if now < operation.deadline and operation.spoiled is not None:
+            self._words.overdue(operation, operation.spoiled)
             return
         if now < operation.deadline:
             operation.told = True
@@ -253,7 +282,7 @@ class Matching:
             error = wording.waits_for_memory(operation, waited, self._context.node)
         else:
             error = wording.deadline(operation, waited, self._late_nodes(operation))
-        self._ending.fail(operation, error)
+        self._words.overdue(operation, error)
 
     def _refuse(self, submit: Submitted, error: AllReducedError) -> None:
         self._context.out.append(Fail(submit.client, submit.request, error))
@@ -271,7 +300,7 @@ class Matching:
             operation.deadline = submit.deadline_at
             asks = operation.peers and not operation.told
             warn = now + min(1.0, (submit.deadline_at - now) / 2) if asks else submit.deadline_at
-            self._timers.set(operation, min(operation.wake, max(warn, now)))
+            self._timers.sooner(operation, max(warn, now))
 
     def _check(self, operation: Operation, submit: Submitted) -> AllReducedError | None:
         """Compare a submit with what can be; returns what is wrong with it."""
@@ -287,53 +316,6 @@ class Matching:
         given = submit.source.nbytes if submit.source is not None else 0
         return None if given == wanted else wording.bad_source(operation, submit.rank, given, wanted)
 
-    def _disagrees(self, operation: Operation, fingerprint: Fingerprint) -> bool:
-        """Return whether this is another call than was known; the first one is taken note of."""
-        known = operation.fingerprint
-        if known is None:
-            operation.fingerprint = fingerprint
-            return False
-        return known is not fingerprint and known != fingerprint
-
-    def _dispute(self, operation: Operation) -> None:
-        """Tell the others that calls differ, and fail as soon as all are known, or in a while."""
-        group, now = operation.group, self._context.now
-        if operation.disputed == inf:
-            operation.disputed = min(now + DISPUTE_SECONDS, operation.deadline)
-            self._timers.set(operation, min(operation.wake, operation.disputed))
-        frame = Differs(group.number, group.generation, operation.name, operation.use, _local_calls(operation))
-        for node, _ in group.others:
-            self._context.out.append(SendFrame(node, frame))
-        self._settle_dispute(operation)
-
-    def _differs(self, operation: Operation, peer: int, frame: Differs) -> None:
-        group = operation.group
-        ranks = group.members[peer].ranks
-        told = [rank for call in frame.calls for rank in call.ranks]
-        if operation.state in STARTED or len(set(told)) < len(told) or not set(told) <= set(ranks):
-            node = group.members[peer].node
-            self._ending.fail(operation, wording.bad_frame(operation, node, "says that its ranks disagree"))
-            return
-        operation.peers[peer].calls = frame.calls
-        if operation.disputed == inf:
-            self._dispute(operation)
-        else:
-            self._settle_dispute(operation)
-
-    def _settle_dispute(self, operation: Operation, *, now: bool = False) -> None:
-        known = self._fingerprints(operation)
-        if (now or len(known) == operation.group.size) and len({fingerprint for _, fingerprint in known}) > 1:
-            self._ending.fail(operation, wording.mismatch(operation, known))
-
-    def _fingerprints(self, operation: Operation) -> list[tuple[int, Fingerprint]]:
-        pairs = [(submit.rank, submit.fingerprint) for submit in operation.submits if submit is not None]
-        for member, view in zip(operation.group.members, operation.peers, strict=False):
-            if view.fingerprint is not None:
-                pairs += [(rank, view.fingerprint) for rank in member.ranks]
-            else:
-                pairs += [(rank, call.fingerprint) for call in view.calls for rank in call.ranks]
-        return sorted(pairs, key=itemgetter(0))
-
     def _find_or_open(self, group: Group, peer: int, frame: OperationFrame) -> Operation | None:
         """Return the operation that a frame opens; None where it ended here, or was never there."""
         key = (frame.name, frame.use)
@@ -342,19 +324,15 @@ class Matching:
             operation = self._open(group, frame.name, frame.use)
             bound = self._context.limits.operations * len(group.members)
             if len(group.operations) > bound:
-                self._ending.fail(operation, wording.too_many(operation, bound))
+                self._words.fail(operation, wording.too_many(operation, bound))
                 return None
             return operation
-        if not ended and isinstance(frame, Abort):
-            self._context.counters["aborts_early"] += 1
-            waiting = set(group.ranks) - group.left
-            if waiting and len(group.outcomes) < self._context.limits.operations * len(group.members):
-                group.outcomes[key] = Outcome(from_wire(frame.error), waiting)
-            return None
-        self._context.counters["frames_ignored"] += 1
-        if isinstance(frame, Withdraw) and key not in group.outcomes:
+        if isinstance(frame, Withdraw) and ended and key not in group.failures:
             # It ended well here: data was sent, or is being sent.
+            self._context.counters["frames_ignored"] += 1
             self._admission.answer(group, peer, frame, accepted=False)
+            return None
+        self._words.answer(group, peer, frame)
         return None
 
     def _ready(self, operation: Operation, peer: int, frame: Ready) -> None:
@@ -364,17 +342,17 @@ class Matching:
             return
         if view.ready is not None:
             node = group.members[peer].node
-            self._ending.fail(operation, wording.bad_frame(operation, node, "was ready twice"))
+            self._words.fail(operation, wording.bad_frame(operation, node, "was ready twice"), broken=True)
             return
         view.attempt = frame.attempt
         view.ready = frame
         view.fingerprint = frame.fingerprint
         operation.unready -= 1
         if operation.disputed < inf:
-            self._settle_dispute(operation)
+            self._disputes.settle(operation)
             return
-        if self._disagrees(operation, frame.fingerprint):
-            self._dispute(operation)
+        if self._disputes.disagrees(operation, frame.fingerprint):
+            self._disputes.dispute(operation)
             return
         self._here(operation, peer, frame.stamp)
         if operation.state is State.READY and operation.unready == 0:
@@ -401,7 +379,7 @@ class Matching:
         """Fail an operation that lacks a rank which left; returns whether it did."""
         missing = tuple(rank for rank in operation.missing_ranks() if rank in operation.group.left)
         if missing:
-            self._ending.fail(operation, wording.rank_left(operation, missing))
+            self._words.fail(operation, wording.rank_left(operation, missing), final=True)
         return bool(missing)
 
     def _tell_arrived(self, operation: Operation, *, to_all: bool) -> None:
@@ -429,11 +407,3 @@ class Matching:
         if operation.execution is None:
             return []
         return [members[peer].node for peer in operation.execution.unserved()]
-
-
-def _local_calls(operation: Operation) -> tuple[Call, ...]:
-    ranks: dict[Fingerprint, list[int]] = {}
-    for submit in operation.submits:
-        if submit is not None:
-            ranks.setdefault(submit.fingerprint, []).append(submit.rank)
-    return tuple(Call(fingerprint, tuple(sorted(held))) for fingerprint, held in ranks.items())[:MAX_CALLS]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from allreduced.core.errors import AllReducedError
-from allreduced.core.identity import OperationKey
+from allreduced.core.identity import Member, OperationKey
 from allreduced.daemon.engine.events import Submitted
 from allreduced.daemon.engine.memory import Allocation
-from allreduced.protocol.peer import Call, Fingerprint, Ready
+from allreduced.daemon.engine.region import Region
+from allreduced.protocol.peer import MAX_CALLS, Call, Fingerprint, Ready
 
 if TYPE_CHECKING:
     from allreduced.daemon.engine.execution import Execution
-    from allreduced.daemon.engine.flights import Posting, Sending
+    from allreduced.daemon.engine.flights import Fetched, Posting, Sending, Served
     from allreduced.daemon.engine.group import Group
     from allreduced.daemon.engine.leases import Holder
     from allreduced.daemon.engine.plan import Plan
@@ -37,6 +39,12 @@ class State(enum.Enum):
     RELEASING = "releasing"
     """READY was taken back; posted receives are being cancelled."""
     RUNNING = "running"
+    BROKEN = "broken"
+    """What a peer sent spoiled it; the others have not said how it ended there."""
+    RESTARTING = "restarting"
+    """The generation ended; what was under way in it is being cancelled, then it starts again."""
+    FETCHING = "fetching"
+    """The generation ended and another member has the result, which is to be had from there."""
     DELIVERED = "delivered"
     """Local ranks have their result; sends to peers go on."""
     FAILED = "failed"
@@ -45,6 +53,21 @@ class State(enum.Enum):
 
 STARTED = (State.RUNNING, State.DELIVERED)
 ENDED = (State.DELIVERED, State.FAILED)
+
+
+class Verdict:
+    """What members said about an operation that one of them wants to fail.
+
+    While there is one and nobody has ``kept`` the result, it is not delivered.
+    """
+
+    __slots__ = ("kept", "words")
+
+    def __init__(self) -> None:
+        self.kept = False
+        """A member has delivered it."""
+        self.words: dict[int, AllReducedError] = {}
+        """By member, this one included: the error with which it wants to fail it."""
 
 
 class PeerView:
@@ -101,11 +124,14 @@ class Operation:
         "attempt",
         "deadline",
         "disputed",
+        "doomed",
         "error",
         "execution",
+        "fetched",
         "fingerprint",
         "group",
         "holder",
+        "holders",
         "missing",
         "name",
         "opened",
@@ -120,14 +146,18 @@ class Operation:
         "scratch",
         "sendings",
         "seq",
+        "serial",
         "source_readers",
+        "spoiled",
         "stamp",
         "state",
         "submits",
         "times",
         "told",
+        "unconfirmed",
         "unready",
         "use",
+        "verdict",
         "wake",
     )
 
@@ -175,12 +205,67 @@ class Operation:
         self.holder: Holder | None = None
         """The result's memory after delivery, shared with its leases."""
         self.postings: dict[int, Posting] = {}
-        self.sendings: dict[int, Sending] = {}
+        self.fetched: Fetched | None = None
+        """The receive of a result that another member has."""
+        self.holders: list[str] = []
+        """Nodes that have the result, where it is to be fetched."""
+        self.sendings: dict[int, Sending | Served] = {}
         self.outstanding = 0
         """Jobs, sends and cancelled receives whose completion is due."""
         self.source_readers = 0
         """Jobs and sends that read a client's input."""
         self.error: AllReducedError | None = None
+        self.serial = 0
+        """This member's count of the operations that it was ready for, 0 where it was not."""
+        self.unconfirmed = 0
+        """A bit for each other member that is not known to have the result; set with the serial."""
+
+        self.verdict: Verdict | None = None
+        self.spoiled: AllReducedError | None = None
+        """What a peer sent that makes no sense."""
+        self.doomed: AllReducedError | None = None
+        """Why it is to fail as soon as the members have agreed on the end of the generation."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is here and no input is read any more."""
+        execution = self.execution
+        return self.state is State.RUNNING and (execution is None or (execution.final and self.source_readers == 0))
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the memory that it has exists already."""
+        return all(memory is None or memory.arena.ready for memory in (self.result, self.scratch))
+
+    @property
+    def region(self) -> Region | None:
+        """Where the result is, if there is memory for it."""
+        nbytes = self.plan.nbytes if self.plan is not None else 0
+        memory = self.result or self.scratch
+        return memory.region(0, nbytes) if memory is not None and nbytes else None
+
+    def begin_again(self, before: Sequence[Member]) -> None:
+        """Forget what happened between members, for a new generation. The submits stay, here and elsewhere.
+
+        ``before``: the members of the last generation.
+        """
+        group = self.group
+        others = len(group.members) - 1
+        known = {
+            member.node: member.ranks if view.here else view.ranks
+            for member, view in zip(before, self.peers, strict=False)
+        }
+        self.peers = [PeerView() for _ in group.members] if others else []
+        for member, view in zip(group.members, self.peers, strict=False):
+            view.ranks = known.get(member.node, ())
+        self.absent = self.unready = others
+        self.state = State.GATHERING
+        self.disputed = math.inf
+        self.attempt = self.serial = self.unconfirmed = 0
+        self.told = self.queued_told = self.pinned = False
+        self.verdict = self.doomed = self.spoiled = None
+        if group.mine or self.submits[0] is None:
+            self.stamp = ()
 
     @property
     def key(self) -> tuple[str, int]:
@@ -213,3 +298,11 @@ class Operation:
             if member is not self.group.me and not view.here:
                 missing += [rank for rank in member.ranks if rank not in view.ranks]
         return tuple(sorted(missing))
+
+    def calls(self) -> tuple[Call, ...]:
+        """Return what local ranks called, so many different calls as a frame tells."""
+        ranks: dict[Fingerprint, list[int]] = {}
+        for submit in self.submits:
+            if submit is not None:
+                ranks.setdefault(submit.fingerprint, []).append(submit.rank)
+        return tuple(Call(fingerprint, tuple(sorted(held))) for fingerprint, held in ranks.items())[:MAX_CALLS]

@@ -4,44 +4,78 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import islice
 from typing import TypedDict
 
+from allreduced.core.errors import AllReducedError
+from allreduced.core.identity import GroupKey, Member
 from allreduced.daemon.engine.context import Context
+from allreduced.daemon.engine.events import Submitted
 from allreduced.daemon.engine.group import Group
 from allreduced.daemon.engine.leases import Leases
 from allreduced.daemon.engine.memory import Memory
 from allreduced.daemon.engine.operation import Operation, State
+from allreduced.protocol.peer import Call, Fingerprint
 
 
 class OperationInfo(TypedDict):
-    """One operation in flight. Times in seconds; ``arrivals``: rank to seconds since the first one here."""
+    """One operation in flight. Times in seconds; ``arrivals``: rank to seconds since the first one here.
+
+    ``calls``: what local ranks called. ``waits_for``, ``nodes``: as in ``protocol.status.OperationReport``.
+    """
 
     name: str
     use: int
     kind: str
     nbytes: int
     state: str
+    calls: tuple[Call, ...]
     waits_for: str
+    nodes: list[str]
     age: float
     deadline_in: float | None
     arrivals: dict[int, float]
     missing: list[int]
 
 
-class GroupInfo(TypedDict):
-    """One group on this node. ``names``: whose uses are counted; ``late``: outcomes kept for ranks that come late."""
+class FailedInfo(TypedDict):
+    """An operation that failed, and the local ranks that get this error when they call it."""
 
-    job: str
     name: str
+    use: int
+    error: AllReducedError
+    waiting: list[int]
+
+
+class HeldInfo(TypedDict):
+    """A call that waits until the members agree which names are forgotten; ``nodes`` have not answered."""
+
+    name: str
+    rank: int
+    fingerprint: Fingerprint
+    deadline_in: float
+    nodes: list[str]
+
+
+class GroupInfo(TypedDict):
+    """One group on this node. ``names``: whose uses are counted; ``failed``: kept for local ranks that come late.
+
+    ``more``: operations in flight that are not told.
+    """
+
+    key: GroupKey
     generation: int
     size: int
     ranks: list[int]
-    nodes: list[str]
-    error: str
+    members: tuple[Member, ...]
+    left: list[int]
+    error: AllReducedError | None
     operations: list[OperationInfo]
+    more: int
+    held: list[HeldInfo]
+    failed: list[FailedInfo]
     ending: int
     names: int
-    late: int
 
 
 class Snapshot(TypedDict):
@@ -56,12 +90,21 @@ class Snapshot(TypedDict):
 
 
 def take_snapshot(
-    context: Context, groups: Mapping[int, Group], memory: Memory, leases: Leases, early: int
+    context: Context,
+    groups: Mapping[int, Group],
+    memory: Memory,
+    leases: Leases,
+    early: int,
+    now: float,
+    each: int | None,
 ) -> Snapshot:
-    """Return the state of the engine as plain data; changes nothing."""
+    """Return the state of the engine at ``now`` as plain data; changes nothing.
+
+    ``each``: operations that are told of each group, all where it is None.
+    """
     return {
         "node": context.node,
-        "groups": {number: _group(context, group) for number, group in groups.items()},
+        "groups": {number: _group(group, now, each) for number, group in groups.items()},
         "memory": memory.snapshot(),
         "leases": leases.snapshot(),
         "outstanding": {
@@ -74,24 +117,40 @@ def take_snapshot(
     }
 
 
-def _group(context: Context, group: Group) -> GroupInfo:
+def _group(group: Group, now: float, each: int | None) -> GroupInfo:
     return {
-        "job": group.key.job,
-        "name": group.key.name,
+        "key": group.key,
         "generation": group.generation,
         "size": group.size,
         "ranks": list(group.ranks),
-        "nodes": [member.node for member in group.members],
-        "error": str(group.error) if group.error is not None else "",
-        "operations": [_operation(context, operation) for operation in group.operations.values()],
+        "members": group.members,
+        "left": sorted(group.left),
+        "error": group.error,
+        "operations": [_operation(operation, now) for operation in islice(group.operations.values(), each)],
+        "more": max(len(group.operations) - each, 0) if each is not None else 0,
+        "held": [
+            {
+                "name": submit.name,
+                "rank": submit.rank,
+                "fingerprint": submit.fingerprint,
+                "deadline_in": submit.deadline_at - now,
+                "nodes": list(group.forgetting.silent),
+            }
+            for submit in islice(group.forgetting.held, each)
+            if isinstance(submit, Submitted)
+        ],
+        "failed": [
+            {"name": name, "use": use, "error": outcome.error, "waiting": sorted(outcome.waiting)}
+            for (name, use), outcome in islice(group.outcomes.items(), each)
+        ],
         "ending": len(group.ending),
         "names": len(group.uses),
-        "late": len(group.outcomes),
     }
 
 
-def _operation(context: Context, operation: Operation) -> OperationInfo:
+def _operation(operation: Operation, now: float) -> OperationInfo:
     fingerprint = operation.fingerprint
+    waits_for, nodes = _waits_for(operation)
     started = operation.missing < len(operation.submits)
     return {
         "name": operation.name,
@@ -99,9 +158,11 @@ def _operation(context: Context, operation: Operation) -> OperationInfo:
         "kind": fingerprint.kind if fingerprint is not None else "",
         "nbytes": operation.execution.nbytes if operation.execution is not None else 0,
         "state": operation.state.value,
-        "waits_for": _waits_for(operation),
-        "age": context.now - operation.opened if started else 0.0,
-        "deadline_in": operation.deadline - context.now if operation.deadline != math.inf else None,
+        "calls": operation.calls(),
+        "waits_for": waits_for,
+        "nodes": nodes,
+        "age": now - operation.opened if started else 0.0,
+        "deadline_in": operation.deadline - now if operation.deadline != math.inf else None,
         "arrivals": {
             submit.rank: at - operation.opened
             for submit, at in zip(operation.submits, operation.times, strict=True)
@@ -111,24 +172,27 @@ def _operation(context: Context, operation: Operation) -> OperationInfo:
     }
 
 
-def _waits_for(operation: Operation) -> str:
-    """Say in a few words what the operation waits for."""
-    members = operation.group.members
-    missing = operation.missing_ranks()
+def _waits_for(operation: Operation) -> tuple[str, list[str]]:
+    """Say what the operation waits for, and of which nodes where it is others that are waited for."""
+    members, mine = operation.group.members, operation.group.mine
+    if operation.disputed != math.inf:
+        return "calls", []
+    missing = set(operation.missing_ranks())
     if missing:
-        return f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        return "ranks", [member.node for member in members if missing.intersection(member.ranks)]
     if operation.state in (State.QUEUED, State.MAPPING):
-        return "memory on this node"
+        return "memory", []
+    if operation.state in (State.WITHDRAWING, State.RELEASING):
+        views = zip(members, operation.peers, strict=True)
+        return "withdrawal", [member.node for member, view in views if view.waiting]
     if operation.unready:
-        late = [
-            member.node
-            for index, member in enumerate(members)
-            if index != operation.group.mine and operation.peers[index].ready is None
+        views = zip(members, operation.peers, strict=True)
+        return "peer_memory", [
+            member.node for index, (member, view) in enumerate(views) if index != mine and view.ready is None
         ]
-        return f"memory on node {', '.join(late)}"
     if operation.outstanding:
-        return "kernels and sends"
+        return "kernels", []
     if operation.execution is not None:
         due = [members[peer].node for peer in operation.execution.unserved()]
-        return f"data from node {', '.join(due)}" if due else ""
-    return ""
+        return ("data" if due else ""), due
+    return "", []

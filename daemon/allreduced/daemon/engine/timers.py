@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from allreduced.daemon.engine.actions import SetTimer
@@ -41,6 +42,11 @@ class Timers(Generic[T]):
             self._heap = [entry for entry in heap if entry[0] == entry[2].wake]
             heapq.heapify(self._heap)
             self._bound = max(64, 2 * len(self._heap))
+
+    def sooner(self, timed: T, at: float) -> None:
+        """Look at it at this time, if not before. Infinite: never."""
+        if at < (timed.wake if timed.wake >= 0.0 else inf):
+            self.set(timed, at)
 
     def due(self) -> list[T]:
         """Return those whose time has come, earliest first. Call :meth:`arm` after handling them."""

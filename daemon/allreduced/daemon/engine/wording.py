@@ -10,14 +10,17 @@ from allreduced.core.errors import (
     AllReducedError,
     ClosedError,
     DeadlineExceeded,
+    GroupChanged,
     InvalidArgument,
     LimitExceeded,
     MismatchError,
+    PeerLost,
     ProtocolError,
     RankLost,
     from_wire,
     to_wire,
 )
+from allreduced.core.identity import OperationKey
 from allreduced.core.reductions import Reduction
 from allreduced.daemon.engine.group import Group
 from allreduced.daemon.engine.operation import Operation
@@ -91,6 +94,35 @@ def deadline(operation: Operation, waited: float, late_nodes: Sequence[str]) -> 
     return DeadlineExceeded(
         f"{start}: all ranks called it, but this node has not finished its own part",
         hint="look at the load of this node, or give the operation a longer deadline",
+    )
+
+
+def cut_off(operation: Operation, node: str, error: AllReducedError | None) -> AllReducedError:
+    """Return the error of a member that leaves its group, because it cannot end an operation as the others do.
+
+    ``error``: with which it wanted to fail it.
+    """
+    why = f" (it was to fail: {error.message})" if error is not None else ""
+    return PeerLost(
+        f"{operation.group.label}: node {node!r} left the group, for it did not learn in time how {operation.label} "
+        f"ended on the others{why}",
+        nodes=[node],
+        ranks=operation.group.ranks,
+        hint="look at the network between the nodes and at the load of this one, then form the group anew",
+    )
+
+
+def diverged(group: Group, operations: Sequence[tuple[str, int]]) -> GroupChanged:
+    """Return the error of a member whose ranks got results that the others did not keep."""
+    labels = [OperationKey(group.number, name, use).label() for name, use in operations]
+    shown = ", ".join(labels[:8]) + (f", … ({len(labels)} operations)" if len(labels) > 8 else "")
+    return GroupChanged(
+        f"{group.label}: the other nodes went on without node {group.me.node!r}, and may not have kept what it got "
+        f"from {shown}",
+        ranks=group.ranks,
+        nodes=[group.me.node],
+        diverged=True,
+        hint="do not use these results: go back to a state that all ranks share, and form the group anew",
     )
 
 

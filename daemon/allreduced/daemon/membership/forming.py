@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from allreduced.core.errors import AllReducedError, PeerLost, from_wire, to_wire
-from allreduced.core.identity import GroupKey, Member
+from allreduced.core.errors import AllReducedError, MismatchError, PeerLost, from_wire, to_wire
+from allreduced.core.identity import GroupKey
 from allreduced.daemon.engine.events import RanksLeft
 from allreduced.daemon.membership import wording
 from allreduced.daemon.membership.actions import Admit, Reject, SendFrame, TellEngine
+from allreduced.daemon.membership.disagreement import Disagreements
 from allreduced.daemon.membership.events import ClientJoining
 from allreduced.daemon.membership.gathering import Claim, Gathering
-from allreduced.daemon.membership.instance import Instance, State, well_formed
+from allreduced.daemon.membership.instance import Instance, State
+from allreduced.daemon.membership.proposal import claims_in, proposal, well_formed
 from allreduced.daemon.membership.recent import Recent
 from allreduced.daemon.membership.scene import Scene
 from allreduced.protocol.peer import Announce, Broken, Form, Refuse, Retract
@@ -28,10 +30,12 @@ from allreduced.protocol.peer import Announce, Broken, Form, Refuse, Retract
 MAX_SIZE = 1 << 15
 """Ranks of one group at most, so that a proposal fits one control frame."""
 
-NOT_ADMITTED = 0
-"""The generation in a Broken whose sender has not admitted its clients."""
+ANY = 0
+"""The client in a Refuse that is about the group: its other ranks were refused."""
 
-_GENERATION = 1
+_NOT_ADMITTED = 0
+"""The generation in a Broken: its sender has not admitted its clients."""
+
 _RECENT = 1024
 
 
@@ -49,6 +53,7 @@ class Forming:
         # Frames of one group come over different links, so consents and refusals may overtake the proposal.
         self._early_consents: Recent[set[str]] = Recent(_RECENT)
         self._early_broken: Recent[str] = Recent(_RECENT)
+        self._disagreements = Disagreements(2 * scene.timing.failure_timeout)
         # Proposals that came to nothing here, while another member may have admitted its clients.
         self._dissolved: Recent[tuple[Claim, ...]] = Recent(_RECENT)
 
@@ -74,11 +79,12 @@ class Forming:
             pid=event.pid,
             client=event.client,
             request=event.request,
+            since=self._scene.now,
             deadline_at=event.deadline_at,
         )
         self._gatherings.setdefault(event.key, Gathering(event.key)).add(claim)
         for node in self._scene.peers:
-            self._scene.out.append(SendFrame(node, _announce(event.key, claim)))
+            self._scene.out.append(SendFrame(node, claim.announced(event.key)))
         self._settle(event.key)
 
     def _why_not(self, event: ClientJoining) -> AllReducedError | None:
@@ -88,7 +94,9 @@ class Forming:
         gathering = self._gatherings.get(event.key)
         if holder is None and gathering is not None:
             holder = next((claim for claim in gathering.local() if claim.rank == event.rank), None)
-        return wording.claimed(event.key, holder) if holder is not None else None
+        if holder is not None:
+            return wording.claimed(event.key, holder)
+        return self._disagreements.claimed(event.key, event.rank, self._scene.now)
 
     def client_gone(self, client: int) -> None:
         """Void the claims of a client that ended."""
@@ -125,7 +133,7 @@ class Forming:
         """Announce what waits here to a new peer, and go on with proposals that waited for it."""
         for gathering in self._gatherings.values():
             for claim in gathering.local():
-                self._scene.out.append(SendFrame(node, _announce(gathering.key, claim)))
+                self._scene.out.append(SendFrame(node, claim.announced(gathering.key)))
         for instance in self._proposed():
             if instance.group not in self._scene.instances:
                 continue  # went with the one before it
@@ -163,7 +171,10 @@ class Forming:
                 # The link was down when this agent told that the group is broken: the claim must not wait for ever.
                 self._scene.out.append(SendFrame(node, Refuse(frame.key, frame.client, to_wire(instance.error))))
                 return
-        claim = Claim(frame.client, node, frame.size, frame.rank, frame.local_rank, frame.pid, group=bound)
+        self._disagreements.claimed(frame.key, frame.rank, self._scene.now)
+        claim = Claim(
+            frame.client, node, frame.size, frame.rank, frame.local_rank, frame.pid, since=self._scene.now, group=bound
+        )
         self._gatherings.setdefault(frame.key, Gathering(frame.key)).add(claim)
         self._settle(frame.key)
 
@@ -176,12 +187,17 @@ class Forming:
             self._settle(frame.key)
 
     def refused(self, frame: Refuse) -> None:
-        """Reject a claim of this node's that a peer refuses."""
-        gathering = self._gatherings.get(frame.key)
-        claim = gathering.get(self._scene.node, frame.client) if gathering is not None else None
+        """Reject a claim of this node's that a peer refuses; client 0: any that waits for ranks which were refused."""
+        gathering = self._gatherings.get(frame.key, Gathering(frame.key))
+        error = from_wire(frame.error)
         # A claim that runs already is not here any more; the other side was refused in turn.
-        if gathering is not None and claim is not None:
-            self._reject(frame.key, gathering, claim, from_wire(frame.error))
+        refused = [claim for claim in gathering.local() if claim.number == frame.client]
+        if frame.client == ANY and isinstance(error, MismatchError):
+            self._disagreements.add(frame.key, error, self._scene.now)
+            refused = [claim for claim in gathering.local() if claim.rank not in error.by_rank and not claim.group]
+        for claim in refused:
+            self._reject(frame.key, gathering, claim, error)
+        if refused:
             self._settle(frame.key)
 
     # Proposals
@@ -204,6 +220,9 @@ class Forming:
     def _reject_sizes(self, key: GroupKey, gathering: Gathering) -> None:
         claims = gathering.free()
         error = wording.sizes_differ(key, claims)
+        self._disagreements.add(key, error, self._scene.now)
+        if any(claim.local for claim in claims):
+            self._scene.tell_peers(Refuse(key, ANY, to_wire(error)))
         for claim in claims:
             if claim.local:
                 self._reject(key, gathering, claim, error)
@@ -222,22 +241,11 @@ class Forming:
                 self._refuse(key, gathering, claim, wording.claimed(key, holder))
 
     def _propose(self, key: GroupKey, gathering: Gathering, claims: Sequence[Claim]) -> None:
-        ranks: dict[str, list[int]] = {}
-        for claim in claims:
-            ranks.setdefault(claim.node, []).append(claim.rank)
         incarnations = {**self._scene.peers, self._scene.node: self._scene.incarnation}
         group = self._draw()
         while group in self._scene.instances:
             group = self._draw()
-        form = Form(
-            key=key,
-            group=group,
-            generation=_GENERATION,
-            tile_bytes=self._tile_bytes,
-            # Ranks come in order, so nodes come in the order of their lowest rank.
-            members=tuple(Member(node, incarnations[node], tuple(held)) for node, held in ranks.items()),
-            clients=tuple(claim.number for claim in claims),
-        )
+        form = proposal(key, group, self._tile_bytes, claims, incarnations)
         instance = Instance(form, mine=0, local={claim.rank: claim for claim in claims if claim.local})
         self._bind(gathering, instance)
         self._consent(instance)
@@ -271,17 +279,12 @@ class Forming:
     def _proposal_arrived(self, node: str, form: Form, mine: int) -> None:
         key = form.key
         gathering = self._gatherings.get(key) or Gathering(key)
-        ranks = form.members[mine].ranks
-        local: dict[int, Claim] = {}
-        for rank in ranks:
-            claim = gathering.get(self._scene.node, form.clients[rank])
-            if claim is not None and claim.rank == rank and claim.size == len(form.clients):
-                local[rank] = claim
+        local = claims_in(form, form.members[mine], gathering)
         instance = Instance(form, mine, local, consents={node, *(self._early_consents.pop(form.group) or ())})
-        gone = [rank for rank in ranks if rank not in local]
+        gone = [rank for rank in form.members[mine].ranks if rank not in local]
         if gone:
             lost = wording.ranks_gone(self._scene.node, gone)
-            self._scene.tell_members(instance, Broken(form.group, NOT_ADMITTED, to_wire(lost)))
+            self._scene.tell_members(instance, Broken(form.group, _NOT_ADMITTED, to_wire(lost)))
             return
         for number in {claim.group for claim in local.values() if claim.group}:
             other = self._scene.instances.get(number)
@@ -290,7 +293,7 @@ class Forming:
                 self._dissolve(other, None)
             else:
                 busy = wording.bound_elsewhere(self._scene.node)
-                self._scene.tell_members(instance, Broken(form.group, NOT_ADMITTED, to_wire(busy)))
+                self._scene.tell_members(instance, Broken(form.group, _NOT_ADMITTED, to_wire(busy)))
                 return
         self._bind(gathering, instance)
         self._consent(instance)
@@ -342,26 +345,24 @@ class Forming:
                 claim.group = 0
         # Members that cannot reach each other hear of it from the proposer, which reaches all.
         if error is not None and (not source or instance.mine == 0):
-            broken = Broken(instance.group, NOT_ADMITTED, to_wire(error))
+            broken = Broken(instance.group, _NOT_ADMITTED, to_wire(error))
             self._scene.tell_members(instance, broken, but=source)
 
     def broken_arrived(self, node: str, frame: Broken) -> None:
         """Take what a member says about a proposal, or one that is not known here (any more)."""
-        error = from_wire(frame.error)
-        admitted = frame.generation != NOT_ADMITTED
         instance = self._scene.instances.get(frame.group)
-        if instance is None:
-            waiting = self._dissolved.pop(frame.group)
-            if waiting is None:
-                self._early_broken.add(frame.group, node)
-            elif admitted:
-                self._reject_all(waiting, frame.group, error)
-            return
-        local = tuple(instance.local.values())
-        self._dissolve(instance, error, source=node)
-        if admitted:
-            self._reject_all(local, frame.group, error)
-        self._settle(instance.form.key)
+        if instance is not None:
+            self._dissolve(instance, from_wire(frame.error), source=node)
+            self._settle(instance.form.key)
+        elif self._dissolved.get(frame.group) is None:
+            self._early_broken.add(frame.group, node)
+
+    def went_on_without(self, group: int, error: AllReducedError) -> None:
+        """Take note that members go on with a group that this node did not admit its clients to: their claims end."""
+        instance = self._scene.instances.get(group)
+        if instance is not None:
+            self._dissolve(instance, error)
+        self._reject_all(self._dissolved.pop(group) or (), group, error)
 
     def _reject_all(self, claims: Sequence[Claim], group: int, error: AllReducedError) -> None:
         """Reject claims that still wait after a proposal that other members went on with."""
@@ -398,7 +399,3 @@ class Forming:
         while not number:
             number = self._draw_number() & (2**63 - 1)
         return number
-
-
-def _announce(key: GroupKey, claim: Claim) -> Announce:
-    return Announce(key, claim.size, claim.rank, claim.number, claim.pid, claim.local_rank)

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from math import inf
 
 from allreduced.core.identity import GroupKey
+from allreduced.protocol.peer import Announce
 
 
 @dataclass(slots=True)
 class Claim:
     """One process's claim to a rank. ``client`` and ``request`` are set where it is a client of this node.
 
-    ``group`` is the proposal that the claim is bound to, 0 while it is free. ``deadline_at`` matters for local claims.
+    ``group`` is the proposal that the claim is bound to, 0 while it is free. ``since``: when it became known here.
+    ``deadline_at`` matters for local claims.
     """
 
     number: int
@@ -24,6 +26,7 @@ class Claim:
     pid: int
     client: int = -1
     request: int = -1
+    since: float = 0.0
     deadline_at: float = inf
     group: int = 0
 
@@ -31,6 +34,10 @@ class Claim:
     def local(self) -> bool:
         """True for a client of this node."""
         return self.client >= 0
+
+    def announced(self, key: GroupKey) -> Announce:
+        """Return what other agents are told of it."""
+        return Announce(key, self.size, self.rank, self.number, self.pid, self.local_rank)
 
     def holder(self) -> str:
         """Return how errors call the process."""

@@ -1,15 +1,23 @@
-"""One formed, or proposed, set of members of a group."""
+"""One formed, or proposed, set of members of a group, over all its generations."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from allreduced.core.errors import AllReducedError
-from allreduced.core.identity import GroupKey
+from allreduced.core.identity import GroupKey, Member
 from allreduced.daemon.engine.events import GroupStarted
+from allreduced.daemon.losses import bounded
 from allreduced.daemon.membership.gathering import Claim
-from allreduced.protocol.peer import Form
+from allreduced.daemon.membership.merge import Policy
+from allreduced.protocol.peer import Committed, Form, Loss
+
+if TYPE_CHECKING:
+    from allreduced.daemon.membership.change import Agreement
 
 
 class State(enum.Enum):
@@ -18,6 +26,16 @@ class State(enum.Enum):
     PROPOSED = "proposed"
     RUNNING = "running"
     BROKEN = "broken"
+    CUT_OFF = "cut off"
+
+
+STATES: Mapping[State, str] = {
+    State.PROPOSED: "a proposal that waits for the consent of all members; no client is admitted",
+    State.RUNNING: "its members run operations, and agree on a change where there is trouble",
+    State.BROKEN: "nothing new runs in it: its members agreed on that, and settle what was in doubt, by changes too",
+    State.CUT_OFF: "this node is no member any more: the others went on without it, or it gave up; it votes no more",
+}
+"""What the states of an instance mean."""
 
 
 @dataclass(slots=True)
@@ -26,6 +44,9 @@ class Instance:
 
     ``local``: rank to claim of each of this node's clients that is still in it. ``consents``: nodes that sent their
     consent; ``consented``: this node sent its own. ``left``: ranks that left on purpose, on any node.
+
+    ``members``, ``mine`` (a place among them) and what follows are those of the current ``generation``; ``form`` is
+    what the first one began with.
     """
 
     form: Form
@@ -36,6 +57,32 @@ class Instance:
     consented: bool = False
     left: set[int] = field(default_factory=set)
     error: AllReducedError | None = None
+    policy: Policy = Policy.FAIL
+    generation: int = 0
+    members: tuple[Member, ...] = ()
+    departed: dict[int, Loss] = field(default_factory=dict)
+    """By place: members that are proven to be dead, or that left. No more frames are taken from them."""
+    silent: dict[int, Loss] = field(default_factory=dict)
+    """By place: members that are silent here, which proves nothing."""
+    lost: list[Loss] = field(default_factory=list)
+    """Ranks of this node whose processes ended, and that no change has told yet."""
+    gaps: set[int] = field(default_factory=set)
+    """Places of members whose link was reset: frames of this generation may be lost."""
+    agreement: Agreement | None = None
+    """The change that ends this generation, while it is under way."""
+    give_up_at: float | None = None
+    give_up_last: float = 0.0
+    """Later than this the change is not waited for, whatever else becomes known."""
+    committed: Committed | None = None
+    """The last change, for members that may have missed it."""
+    former: dict[str, int] = field(default_factory=dict)
+    """Nodes, with their incarnations, that changes left out; they may not know it."""
+    losses: tuple[Loss, ...] = ()
+    """All losses, once the group has ended for them."""
+
+    def __post_init__(self) -> None:
+        self.generation = self.form.generation
+        self.members = self.form.members
 
     @property
     def group(self) -> int:
@@ -49,11 +96,21 @@ class Instance:
 
     def others(self) -> list[tuple[str, int]]:
         """Return the other members as (node, incarnation)."""
-        return [(member.node, member.incarnation) for at, member in enumerate(self.form.members) if at != self.mine]
+        return [(member.node, member.incarnation) for at, member in enumerate(self.members) if at != self.mine]
+
+    def place_of(self, node: str) -> int:
+        """Return the place of a member; -1 for a node that is none."""
+        return next((place for place, member in enumerate(self.members) if member.node == node), -1)
 
     def ranks_of(self, node: str) -> tuple[int, ...]:
         """Return the ranks that a member holds or held."""
-        return next((member.ranks for member in self.form.members if member.node == node), ())
+        place = self.place_of(node)
+        return self.members[place].ranks if place >= 0 else ()
+
+    def known_losses(self) -> tuple[Loss, ...]:
+        """Return what this node knows for itself of losses, and of departed members from anyone."""
+        nodes = (*self.departed.items(), *self.silent.items())
+        return bounded([*(loss for _, loss in sorted(nodes, key=itemgetter(0))), *self.lost])
 
     def started(self) -> GroupStarted:
         """Return what the engine is told when the clients are admitted."""
@@ -75,26 +132,31 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A running or broken group, for ``status``."""
+    """A proposed, running or broken group, for ``status``. ``local``: (rank, client, pid) of this node's clients.
+
+    ``state``: "changing" while its members agree on a change.
+    """
 
     group: int
     key: GroupKey
     state: str
     size: int
-    nodes: tuple[tuple[str, tuple[int, ...]], ...]
-    local_ranks: tuple[int, ...]
+    members: tuple[Member, ...]
+    local: tuple[tuple[int, int, int], ...]
     left: tuple[int, ...]
+    generation: int
+    error: AllReducedError | None
 
 
 @dataclass(frozen=True, slots=True)
 class GatheringView:
-    """A group that waits for ranks, for ``status``."""
+    """A group that waits for ranks, for ``status``. ``silent``: agents that have not consented to the proposal."""
 
     key: GroupKey
     size: int
-    ranks: tuple[tuple[int, str, int], ...]
-    """(rank, node, pid) of those that are here."""
-    missing: tuple[int, ...]
+    ranks: tuple[tuple[int, str, int, float], ...]
+    """(rank, node, pid, since when) of those that are here."""
+    silent: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +167,3 @@ class Snapshot:
     gatherings: tuple[GatheringView, ...]
     peers: tuple[tuple[str, int], ...]
     ignored: int
-
-
-def well_formed(form: Form) -> bool:
-    """Tell whether a proposal is consistent in itself.
-
-    The members' ranks must partition ``0 … size-1``, members come in the order of their lowest rank, each node once.
-    """
-    members = form.members
-    if form.group <= 0 or form.generation <= 0 or form.tile_bytes <= 0 or not members:
-        return False
-    if any(not member.ranks or list(member.ranks) != sorted(set(member.ranks)) for member in members):
-        return False
-    if len({member.node for member in members}) != len(members):
-        return False
-    if [member.ranks[0] for member in members] != sorted(member.ranks[0] for member in members):
-        return False
-    ranks = sorted(rank for member in members for rank in member.ranks)
-    return ranks == list(range(len(form.clients)))

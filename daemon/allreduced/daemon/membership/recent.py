@@ -31,3 +31,7 @@ class Recent(Generic[T]):
     def pop(self, number: int) -> T | None:
         """Take the entry out, if it is there."""
         return self._entries.pop(number, None)
+
+    def get(self, number: int) -> T | None:
+        """Return the entry, if it is there."""
+        return self._entries.get(number)

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import enum
+
 from allreduced.core.identity import GroupKey
 from allreduced.daemon.membership.actions import Action, SendFrame
 from allreduced.daemon.membership.gathering import Claim
 from allreduced.daemon.membership.instance import Instance, State
+from allreduced.daemon.timing import Timing
 from allreduced.protocol.peer import MembershipFrame
+
+
+class Standing(enum.Enum):
+    """What is known of a member here, which decides whether a change waits for it."""
+
+    UP = "there is a link"
+    CUT = "its link ended; it may come back"
+    SILENT = "it was silent for too long; it may live"
+    DEPARTED = "it is proven to be dead, or has left"
 
 
 class Scene:
     """The state of one node's memberships, and the actions made so far during one event.
 
-    ``peers``: incarnation of each agent that can be reached. ``instances``: by number, proposed ones too.
-    ``ignored`` counts frames that made no sense.
+    ``peers``: incarnation of each agent that can be reached; ``cut``: of those whose link ended and that may come back.
+    ``instances``: by number, proposed ones too. ``ignored`` counts frames that made no sense.
+    ``now``: the time of the event.
     """
 
-    def __init__(self, node: str, incarnation: int) -> None:
+    def __init__(self, node: str, incarnation: int, timing: Timing) -> None:
         self.node = node
         self.incarnation = incarnation
+        self.timing = timing
+        self.now = 0.0
         self.peers: dict[str, int] = {}
+        self.cut: dict[str, int] = {}
         self.instances: dict[int, Instance] = {}
         self.ignored = 0
         self.out: list[Action] = []
@@ -37,6 +53,15 @@ class Scene:
     def unreached(self, instance: Instance) -> list[str]:
         """Return the other members that have no link here, or one to another start of their agent."""
         return [node for node, incarnation in instance.others() if self.peers.get(node) != incarnation]
+
+    def standing(self, instance: Instance, place: int) -> Standing:
+        """Return what is known of the member at ``place``; this node itself is up."""
+        member = instance.members[place]
+        if place in instance.departed:
+            return Standing.DEPARTED
+        if place == instance.mine or self.peers.get(member.node) == member.incarnation:
+            return Standing.UP
+        return Standing.CUT if self.cut.get(member.node) == member.incarnation else Standing.SILENT
 
     def running_holder(self, key: GroupKey, rank: int) -> Claim | None:
         """Return the claim of this node's that holds the rank in a running group, if one does."""

@@ -13,8 +13,10 @@ from allreduced.core.errors import (
     RankClaimed,
     RankLost,
 )
-from allreduced.core.identity import GroupKey
+from allreduced.core.identity import GroupKey, Member
+from allreduced.daemon.losses import error_of
 from allreduced.daemon.membership.gathering import Claim, sizes_by_rank
+from allreduced.protocol.peer import ChangeFrame, Loss, Trouble
 
 _SHOWN = 16
 
@@ -73,10 +75,15 @@ def not_formed(key: GroupKey, node: str, unreached: Sequence[str]) -> DeadlineEx
     )
 
 
-def rank_lost(node: str, claims: Sequence[Claim], how: str) -> RankLost:
-    """Return the error for processes of ``node`` that are gone."""
+def rank_lost(node: str, claims: Sequence[Claim], how: str, doing: str = "") -> RankLost:
+    """Return the error for processes of ``node`` that are gone; ``doing``: what they were doing, if it is known."""
     who = ", ".join(f"rank {claim.rank} ({claim.holder()})" for claim in claims)
-    return RankLost(f"{who} {how}", ranks=[claim.rank for claim in claims], nodes=(node,))
+    return RankLost(
+        f"{who} {how}{', ' if doing else ''}{doing}",
+        ranks=[claim.rank for claim in claims],
+        nodes=(node,),
+        hint="look at the output of that process, and whether it was killed; then form the group anew",
+    )
 
 
 def ranks_gone(node: str, ranks: Sequence[int]) -> RankLost:
@@ -98,6 +105,48 @@ def peer_lost(node: str, ranks: Sequence[int], error: AllReducedError | None) ->
         ranks=ranks,
         hint=error.hint if error is not None else "",
     )
+
+
+def stopped(node: str, ranks: Sequence[int]) -> PeerLost:
+    """Return the error for an agent that stopped in order, and its ranks with it."""
+    return PeerLost(
+        f"agent {node!r} stopped in order; rank(s) {_listed(ranks)} left with it", nodes=(node,), ranks=ranks
+    )
+
+
+def not_in_group(node: str, ranks: Sequence[int] = ()) -> PeerLost:
+    """Return the error for an agent that is asked about a group that it is not, or no more, a member of."""
+    return PeerLost(f"agent {node!r} is not in the group any more", nodes=(node,), ranks=ranks)
+
+
+def no_quorum(key: GroupKey, node: str, losses: Sequence[Loss]) -> PeerLost:
+    """Return the error for a member that cannot reach enough of the others: whether they go on is not known here."""
+    nodes = [loss.node for loss in losses]
+    told = "; ".join(loss.error[1] for loss in losses[:_SHOWN])
+    return PeerLost(
+        f"agent {node!r} is cut off from {_group(key)}: {told}",
+        nodes=nodes,
+        ranks=sorted({rank for loss in losses for rank in loss.ranks}),
+        hint="only a majority of the agents goes on (of two, the one with the lowest rank); form the group anew",
+    )
+
+
+def undecided(key: GroupKey, node: str, seconds: float, missing: Sequence[Member]) -> PeerLost:
+    """Return the error for a member that gave up, because the others did not agree in time on what is in doubt."""
+    who = ", ".join(repr(member.node) for member in missing[:_SHOWN])
+    lacking = f"; it cannot reach {who}" if missing else ""
+    return PeerLost(
+        f"agent {node!r} gave up {_group(key)}: its agents did not agree within {seconds:g} s on who is left{lacking}",
+        nodes=[member.node for member in missing],
+        ranks=sorted({rank for member in missing for rank in member.ranks}),
+        hint="does every agent reach every other one? form the group anew",
+    )
+
+
+def went_on_without(frame: ChangeFrame) -> AllReducedError:
+    """Return the error for claims to a group that other members went on with, as a frame about its change tells."""
+    losses = frame.losses if isinstance(frame, Trouble) else ()
+    return error_of(losses) if losses else PeerLost("the agents of the group lost touch while it formed")
 
 
 def _group(key: GroupKey) -> str:

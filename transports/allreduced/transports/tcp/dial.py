@@ -64,16 +64,18 @@ async def _open_first(
             targets = await resolve(host, port)
     except OSError as error:  # TimeoutError is one
         _unavailable(address, error)
-    failure: OSError = OSError(f"{host} has no address")
+    failures: list[OSError] = []
     for index, (family, target) in enumerate(targets):
         share = (deadline - loop.time()) / (len(targets) - index)
         try:
             await _open(family, target, options, share, sockets)
         except OSError as error:
-            failure = error
+            failures.append(error)
         else:
             return family, target
-    _unavailable(address, failure)
+    # Only all addresses together prove that nobody is there, so a refusal counts least of what went wrong.
+    failures.sort(key=lambda error: isinstance(error, ConnectionRefusedError))
+    _unavailable(address, failures[0] if failures else OSError(f"{host} has no address"))
 
 
 async def _open_data(

@@ -1,0 +1,258 @@
+"""What agents tell about themselves: records inside the status messages of both protocols.
+
+Each agent tells what it knows of its own clients exactly, and what it knows of others where that explains what it
+waits for; ``cli.cluster_view`` puts the reports of all agents together. Times are durations up to the moment of the
+report, so no two clocks must agree. Reports are bounded: :func:`fit` leaves out what would not fit into a message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, TypeAlias
+
+from allreduced.core.identity import GroupKey, Member
+from allreduced.core.limits import (
+    MAX_RANKS,
+    U8,
+    U32,
+    AtMost,
+    Count,
+    Duration,
+    Id,
+    Name,
+    Rank,
+    RankOrNone,
+    Ranks,
+    ShapeText,
+    Size,
+    Text,
+    Word,
+)
+from allreduced.protocol.codec import Codec
+
+MAX_REPORT = 768 << 10
+"""Bytes of one report at most, so that it fits one control frame."""
+
+MAX_OPERATIONS = 256
+"""Operations of one group that are told at most, those that began first."""
+
+MAX_CALLS = 16
+"""Different calls of one operation that are told at most."""
+
+MAX_LISTED = 1 << 13
+"""Agents, groups and gatherings of one report at most."""
+
+Arrivals: TypeAlias = Annotated[tuple[tuple[Rank, Duration], ...], AtMost(MAX_RANKS)]
+Nodes: TypeAlias = Annotated[tuple[Name, ...], AtMost(MAX_RANKS)]
+Members: TypeAlias = Annotated[tuple[Member, ...], AtMost(MAX_RANKS)]
+
+
+@dataclass(frozen=True, slots=True)
+class CallReport:
+    """What ``ranks`` of the agent called; the fields are those of ``local.Submit``."""
+
+    kind: Word
+    dtype: U8
+    op: U8
+    shape: ShapeText
+    count: Count
+    root: RankOrNone
+    algorithm: Word
+    ranks: Ranks
+
+
+Calls: TypeAlias = Annotated[tuple[CallReport, ...], AtMost(MAX_CALLS)]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationReport:
+    """One operation in flight, as its agent sees it.
+
+    ``state``: a word for how far it is. ``age``: since the first rank of this agent called it, 0 where none did.
+    ``deadline``: seconds that are left of it. ``calls``: more than one where ranks of this agent differ.
+    ``arrivals``: (rank, how long ago) of this agent's ranks. ``missing``: ranks of the whole group that are not known
+    here to have called it. ``waits_for``: ``ranks``, ``memory`` (of this node), ``peer_memory``, ``kernels``, ``data``,
+    ``withdrawal``, ``calls`` (they differ; it will fail), or empty; of the agents ``nodes``, where others are meant.
+    """
+
+    name: Name
+    use: Id
+    state: Word
+    age: Duration
+    deadline: Duration
+    calls: Calls
+    arrivals: Arrivals
+    missing: Ranks
+    waits_for: Word
+    nodes: Nodes
+
+
+@dataclass(frozen=True, slots=True)
+class FailedReport:
+    """An operation that failed, for which ranks of this agent (``waiting``) will get this error when they call it."""
+
+    name: Name
+    use: Id
+    error: Word
+    reason: Text
+    waiting: Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReport:
+    """A process of this agent's node that holds a rank.
+
+    ``state``: ``running``, ``stopped`` (SIGSTOP), ``traced`` (by a debugger), ``blocked`` (in the kernel), ``dead``, or
+    ``unknown`` where the agent cannot see it.
+    """
+
+    rank: Rank
+    pid: U32
+    state: Word
+
+
+Processes: TypeAlias = Annotated[tuple[ProcessReport, ...], AtMost(MAX_RANKS)]
+Operations: TypeAlias = Annotated[tuple[OperationReport, ...], AtMost(MAX_OPERATIONS)]
+Failed: TypeAlias = Annotated[tuple[FailedReport, ...], AtMost(MAX_OPERATIONS)]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """A formed group that has ranks on this node.
+
+    ``state``: ``running`` or ``broken``. ``ranks``: the processes of this node. ``left``: ranks of the whole group that
+    left on purpose. ``error`` and ``reason``: code and text of what broke it, else empty. ``more``: operations that are
+    not told here, for there are too many.
+    """
+
+    group: Id
+    key: GroupKey
+    state: Word
+    generation: U32
+    size: Size
+    members: Members
+    ranks: Processes
+    left: Ranks
+    error: Word
+    reason: Text
+    operations: Operations
+    failed: Failed
+    more: Count
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimReport:
+    """A process that waits for its group. ``waits``: since this agent knows of it."""
+
+    rank: Rank
+    node: Name
+    pid: U32
+    waits: Duration
+
+
+Claims: TypeAlias = Annotated[tuple[ClaimReport, ...], AtMost(MAX_RANKS)]
+
+
+@dataclass(frozen=True, slots=True)
+class GatheringReport:
+    """A group that is not formed yet. ``claims``: who is known here to wait for it, on any node.
+
+    ``silent``: where all ranks are there, the agents whose consent is missing.
+    """
+
+    key: GroupKey
+    size: Size
+    claims: Claims
+    silent: Nodes
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReport:
+    """An agent that this one has a link to. ``silence``: since something was heard of it."""
+
+    node: Name
+    incarnation: Id
+    address: Text
+    silence: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenReport:
+    """Groups, formed or not, of a user whose details the asker may not see."""
+
+    uid: U32
+    groups: Count
+
+
+@dataclass(frozen=True, slots=True)
+class UnansweredReport:
+    """An agent whose report is missing, and why."""
+
+    node: Name
+    reason: Text
+
+
+Peers: TypeAlias = Annotated[tuple[PeerReport, ...], AtMost(MAX_LISTED)]
+Groups: TypeAlias = Annotated[tuple[GroupReport, ...], AtMost(MAX_LISTED)]
+Gatherings: TypeAlias = Annotated[tuple[GatheringReport, ...], AtMost(MAX_LISTED)]
+Hidden: TypeAlias = Annotated[tuple[HiddenReport, ...], AtMost(MAX_LISTED)]
+Unanswered: TypeAlias = Annotated[tuple[UnansweredReport, ...], AtMost(MAX_LISTED)]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentReport:
+    """One agent. ``uptime``: since its start. ``left_out``: groups and gatherings that did not fit."""
+
+    node: Name
+    incarnation: Id
+    pid: U32
+    uid: U32
+    uptime: Duration
+    clients: U32
+    peers: Peers
+    groups: Groups
+    gatherings: Gatherings
+    hidden: Hidden
+    left_out: Count
+
+
+_CODEC = Codec(AgentReport, code=None)
+
+
+def fit(report: AgentReport, most: int = MAX_REPORT) -> AgentReport:
+    """Return as much of the report as ``most`` bytes can tell: fewer operations first, then fewer groups.
+
+    What is left out is counted in ``more`` and ``left_out``.
+    """
+    report = replace(
+        report,
+        peers=report.peers[:MAX_LISTED],
+        hidden=report.hidden[:MAX_LISTED],
+        groups=report.groups[:MAX_LISTED],
+        gatherings=report.gatherings[:MAX_LISTED],
+        left_out=report.left_out
+        + max(len(report.groups) - MAX_LISTED, 0)
+        + max(len(report.gatherings) - MAX_LISTED, 0),
+    )
+    operations = MAX_OPERATIONS
+    while len(_CODEC.pack(report)) > most:
+        if operations:
+            operations //= 2
+            report = replace(report, groups=tuple(_shorter(group, operations) for group in report.groups))
+        elif report.groups or report.gatherings:
+            groups, gatherings = len(report.groups) // 2, len(report.gatherings) // 2
+            dropped = len(report.groups) - groups + len(report.gatherings) - gatherings
+            report = replace(
+                report,
+                groups=report.groups[:groups],
+                gatherings=report.gatherings[:gatherings],
+                left_out=report.left_out + dropped,
+            )
+        else:
+            report = replace(report, peers=report.peers[: len(report.peers) // 2], hidden=())
+    return report
+
+
+def _shorter(group: GroupReport, most: int) -> GroupReport:
+    dropped = max(len(group.operations) - most, 0)
+    return replace(group, operations=group.operations[:most], failed=group.failed[:most], more=group.more + dropped)

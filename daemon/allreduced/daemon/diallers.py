@@ -1,0 +1,126 @@
+"""Whom this agent dials, and at which addresses a refused connection proves that a peer is dead."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from allreduced.core.addresses import parse_address
+from allreduced.core.errors import ConfigError
+from allreduced.daemon.dialler import Dialler
+from allreduced.daemon.peer_link import PeerLink, Target
+from allreduced.daemon.reachability import same_host
+from allreduced.daemon.timing import Timing
+from allreduced.protocol.peer import MAX_PEERS
+
+logger = logging.getLogger("allreduced.peers")
+
+
+class Diallers:
+    """All diallers of an agent. ``connect`` and ``up``: see Dialler."""
+
+    def __init__(
+        self,
+        node: str,
+        timing: Timing,
+        connect: Callable[[Target], Awaitable[PeerLink]],
+        up: Callable[[str], PeerLink | None],
+    ) -> None:
+        self._node = node
+        self._timing = timing
+        self._connect = connect
+        self._up = up
+        self._by_target: dict[Target, Dialler] = {}
+        self._homes: dict[str, str] = {}
+        self._closed = False
+
+    @property
+    def active(self) -> tuple[Dialler, ...]:
+        """Those that have not given up for good."""
+        self._by_target = {target: dialler for target, dialler in self._by_target.items() if not dialler.done}
+        return tuple(self._by_target.values())
+
+    def dial(self, target: Target) -> Dialler:
+        """Keep a link to ``target`` from now on; return who does so. A target that is known already stays as it is."""
+        known = self._by_target.get(target)
+        if known is None or known.done:
+            known = Dialler(target, self._connect, self._up, timing=self._timing)
+            self._by_target[target] = known
+        return known
+
+    def heard_of(self, node: str, address: str) -> None:
+        """Dial an agent that another one knows, unless that happens already."""
+        if self._closed:
+            return
+        active = self.active
+        if len(active) >= MAX_PEERS or any(dialler.target.node == node for dialler in active):
+            return
+        try:
+            if not address.startswith("inproc://"):
+                parse_address(address)
+        except ConfigError as error:
+            logger.warning("event=bad_address node=%s error=%r", node, error.message)
+            return
+        # The other one hears of this agent too; one of the two dials first.
+        self.dial(Target(address, node, heard=True, patience=self._timing.longest_pause if self._node > node else 0.0))
+
+    def wake(self, node: str) -> None:
+        """Let those that dial this agent try at once."""
+        for dialler in self.active:
+            if dialler.node == node:
+                dialler.wake()
+
+    def dial_back(self, node: str, address: str) -> None:
+        """Dial an agent whose link ended: where that happens already at once, else at the address that it told."""
+        if self._closed:
+            return
+        self.wake(node)
+        if address and not any(dialler.node == node for dialler in self.active):
+            self.dial(Target(address, node, heard=True))
+
+    def forget(self, node: str) -> None:
+        """Expect nobody any more where an agent was that is gone for good, unless it is one that is listed."""
+        self._homes = {address: other for address, other in self._homes.items() if other != node}
+        for dialler in self.active:
+            if dialler.target.heard and dialler.target.node == node:
+                dialler.stop()
+
+    # Proofs
+
+    def led_to(self, address: str, node: str) -> None:
+        """Take note that a link was made by dialling ``address``, and who was there."""
+        self._homes[address] = node
+
+    def told(self, address: str, node: str, remote: str) -> None:
+        """Take note of the address that a peer tells; its link comes from ``remote``.
+
+        On the same host, who answers there is surely the peer. Behind a translation of addresses it may be anybody.
+        """
+        if same_host(address, remote):
+            self._homes[address] = node
+
+    def home_of(self, address: str) -> str | None:
+        """Return whose own ``address`` surely is: if nobody listens there, that agent is dead. None: nobody's."""
+        return self._homes.get(address)
+
+    async def close(self) -> None:
+        """Dial no more."""
+        self._closed = True
+        for dialler in self.active:
+            await dialler.close()
+
+
+async def reached(diallers: Iterable[Dialler], timeout: float) -> None:
+    """Wait until each target was reached once; return after ``timeout`` seconds in any case.
+
+    :raises AuthenticationError: a target has another secret.
+    :raises ProtocolError: a target is no agent.
+    :raises ConfigError: a target has a wrong name.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            for dialler in diallers:
+                await dialler.first_result()
+    except TimeoutError:
+        logger.info("event=not_reached_yet after=%.1fs", timeout)

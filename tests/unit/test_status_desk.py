@@ -1,0 +1,131 @@
+"""Asking other agents, for a bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.support.reports import agent, group_at
+
+from allreduced.daemon.peers import PeerView
+from allreduced.daemon.status import Answer, StatusDesk, status_wait
+from allreduced.protocol.peer import Frame, Status, StatusRequest
+from allreduced.protocol.status import AgentReport, UnansweredReport
+
+PATIENCE = 30.0
+
+
+class Peers:
+    def __init__(self, *nodes: str, lost: tuple[tuple[str, str], ...] = ()) -> None:
+        self.up = list(nodes)
+        self.lost = lost
+        self.sent: list[tuple[str, Frame]] = []
+
+    def view(self) -> tuple[PeerView, ...]:
+        return tuple(PeerView(node, 1, "", "", 3.0) for node in self.up)
+
+    def not_reached(self) -> tuple[tuple[str, str], ...]:
+        return self.lost
+
+    def send_frame(self, node: str, frame: Frame) -> None:
+        self.sent.append((node, frame))
+
+
+def nodes(answer: Answer) -> list[str]:
+    return [report.node for report in answer.reports]
+
+
+@pytest.mark.parametrize(("timeout", "wait"), [(5.0, 1.25), (0.2, 0.05), (3600.0, 2.0)])
+def test_the_wait_follows_from_the_failure_timeout(timeout: float, wait: float) -> None:
+    assert status_wait(timeout) == wait
+
+
+def test_an_agent_alone_answers_at_once() -> None:
+    answers: list[Answer] = []
+    desk = StatusDesk(lambda uid: agent("a"), Peers(), wait=1.0)
+    desk.ask(7, answers.append, others=True)
+    assert answers == [Answer((agent("a"),), ())]
+
+
+async def test_answers_are_told_as_soon_as_all_are_there() -> None:
+    answers: list[Answer] = []
+    peers = Peers("c", "b")
+    desk = StatusDesk(lambda uid: agent("a"), peers, wait=1000.0)
+    desk.ask(7, answers.append, others=True)
+    assert peers.sent == [("b", StatusRequest(1, 7)), ("c", StatusRequest(1, 7))]
+    desk.frame_arrived("c", Status(1, agent("c")))
+    assert answers == []
+    desk.frame_arrived("b", Status(1, agent("b")))
+    assert [nodes(answer) for answer in answers] == [["a", "b", "c"]]
+    assert answers[0].unanswered == ()
+
+
+async def test_answers_that_nobody_waits_for_are_ignored() -> None:
+    answers: list[Answer] = []
+    desk = StatusDesk(lambda uid: agent("a"), Peers("b"), wait=1000.0)
+    desk.frame_arrived("b", Status(1, agent("b")))
+    desk.ask(7, answers.append, others=True)
+    desk.frame_arrived("c", Status(1, agent("c")))  # it was not asked
+    desk.frame_arrived("b", Status(1, agent("c")))  # another one's report
+    desk.frame_arrived("b", Status(2, agent("b")))
+    assert answers == []
+    desk.frame_arrived("b", Status(1, agent("b")))
+    desk.frame_arrived("b", Status(1, agent("b")))
+    assert [nodes(answer) for answer in answers] == [["a", "b"]]
+
+
+async def test_agents_that_do_not_answer_are_named_with_the_reason() -> None:
+    found: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    peers = Peers("b", "d", lost=(("c", "lost 7.0 s ago: agent 'c' was silent for 5.0 s"), ("", "not at tcp://x:1")))
+    desk = StatusDesk(lambda uid: agent("a", group_at("a")), peers, wait=0.0)
+    desk.ask(7, found.set_result, others=True)
+    peers.up.remove("d")
+    answer = await asyncio.wait_for(found, PATIENCE)
+    assert nodes(answer) == ["a"]
+    assert answer.unanswered == (
+        UnansweredReport("b", "did not answer within 0 s; last heard of 3.0 s ago"),
+        UnansweredReport("c", "lost 7.0 s ago: agent 'c' was silent for 5.0 s"),
+        UnansweredReport("d", "its link was lost while it was asked"),
+        UnansweredReport("", "not at tcp://x:1"),
+    )
+
+
+def test_a_member_without_a_link_is_named() -> None:
+    answers: list[Answer] = []
+    desk = StatusDesk(lambda uid: agent("a", group_at("a")), Peers(), wait=1.0)
+    desk.ask(7, answers.append, others=True)
+    assert answers[0].unanswered == (UnansweredReport("b", "there is no link to it"),)
+    desk.ask(7, answers.append, others=False)
+    assert answers[1].unanswered == ()
+
+
+def test_other_agents_are_answered_for_their_user() -> None:
+    uids: list[int] = []
+
+    def report(uid: int) -> AgentReport:
+        uids.append(uid)
+        return agent("a")
+
+    peers = Peers("b")
+    StatusDesk(report, peers, wait=1.0).frame_arrived("b", StatusRequest(9, 1001))
+    assert (peers.sent, uids) == ([("b", Status(9, agent("a")))], [1001])
+
+
+def test_a_defect_in_a_report_does_not_reach_the_link(caplog: pytest.LogCaptureFixture) -> None:
+    def report(uid: int) -> AgentReport:
+        raise KeyError(uid)
+
+    peers = Peers("b")
+    StatusDesk(report, peers, wait=1.0).frame_arrived("b", StatusRequest(9, 1001))
+    assert peers.sent == []
+    assert "event=defect" in caplog.text
+
+
+async def test_nothing_is_told_after_the_end() -> None:
+    answers: list[Answer] = []
+    desk = StatusDesk(lambda uid: agent("a"), Peers("b"), wait=0.0)
+    desk.ask(7, answers.append, others=True)
+    desk.close()
+    await asyncio.sleep(0)
+    desk.frame_arrived("b", Status(1, agent("b")))
+    assert answers == []
