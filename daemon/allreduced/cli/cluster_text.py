@@ -23,6 +23,10 @@ _WAITS = {
     "kernels": "its reductions and sends",
     "data": "data",
     "withdrawal": "memory to be given back",
+    "verdict": "the last word",
+    "change": "the agents to agree on the end of the generation",
+    "result": "the result",
+    "quorum": "signs of life of most agents",
 }
 
 

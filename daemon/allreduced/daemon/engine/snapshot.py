@@ -177,6 +177,13 @@ def _waits_for(operation: Operation) -> tuple[str, list[str]]:
     members, mine = operation.group.members, operation.group.mine
     if operation.disputed != math.inf:
         return "calls", []
+    if operation.group.frozen:
+        return "change", []
+    verdict = operation.verdict
+    if verdict is not None and not verdict.kept:
+        return "verdict", [member.node for index, member in enumerate(members) if index not in verdict.words]
+    if operation.state is State.FETCHING:
+        return "result", list(operation.holders)
     missing = set(operation.missing_ranks())
     if missing:
         return "ranks", [member.node for member in members if missing.intersection(member.ranks)]
@@ -190,6 +197,8 @@ def _waits_for(operation: Operation) -> tuple[str, list[str]]:
         return "peer_memory", [
             member.node for index, (member, view) in enumerate(views) if index != mine and view.ready is None
         ]
+    if operation.done:
+        return "quorum", []
     if operation.outstanding:
         return "kernels", []
     if operation.execution is not None:
