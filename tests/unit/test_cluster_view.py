@@ -137,11 +137,11 @@ def test_a_change_that_is_being_agreed_is_told() -> None:
 @pytest.mark.parametrize(
     ("word", "nodes", "said"),
     [
-        ("last_words", ("b",), "a waits for the word of b on whether it failed"),
+        ("verdict", ("b",), "a waits for the word of b on whether it failed"),
         ("change", (), "a waits for a change of the group to be agreed"),
         ("rest", (), "a waits for what was under way before the last change of the group to stop"),
         ("result", ("b",), "a waits for the result, which it fetches from b"),
-        ("signs_of_life", ("b",), "a waits for a sign of life of b, for it may be cut off"),
+        ("quorum", ("b",), "a waits for a sign of life of b, for it may be cut off"),
         ("withdrawal", ("b",), "a waits for memory to be given back by b"),
         ("peer_memory", ("b",), "a waits for memory of b"),
         ("kernels", (), "a waits for its reductions and sends"),

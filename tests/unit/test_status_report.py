@@ -253,7 +253,7 @@ def test_last_words_are_waited_for() -> None:
     bench.do(FrameArrived("c", Ready(7, 1, "w", 0, 1, fingerprint(count=100), (), ())))
     bench.frame(Abort(7, 1, "w", 0, to_wire(PeerLost("no")), final=False))
     operation = bench.operation()
-    assert (operation.state, operation.waits_for, operation.nodes) == ("running", "last_words", ("c",))
+    assert (operation.state, operation.waits_for, operation.nodes) == ("running", "verdict", ("c",))
 
 
 def test_a_result_that_no_quorum_stands_for_waits_for_signs_of_life() -> None:
@@ -264,7 +264,7 @@ def test_a_result_that_no_quorum_stands_for_waits_for_signs_of_life() -> None:
     for rank in (2, 3):
         bench.do(Submitted(50 + rank, 1 + rank, 7, rank, "w", call, None, bench.now + 300.0, 0))
     operation = bench.operation()
-    assert (operation.state, operation.waits_for, operation.nodes) == ("running", "signs_of_life", ("b",))
+    assert (operation.state, operation.waits_for, operation.nodes) == ("running", "quorum", ("b",))
 
 
 def test_the_oldest_operations_are_told_where_there_are_too_many() -> None:

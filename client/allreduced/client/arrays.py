@@ -55,7 +55,6 @@ class ArrayInterface(Protocol):
 
 Array: TypeAlias = "npt.NDArray[np.generic]"
 Foreign: TypeAlias = "ArrayInterface | DLPack | Buffer"
-TensorLike: TypeAlias = "Array | TorchTensor | Foreign"
 TorchT = TypeVar("TorchT", bound=TorchTensor)
 
 

@@ -72,8 +72,8 @@ class OperationReport:
     ``deadline``: seconds that are left of it. ``calls``: more than one where ranks of this agent differ.
     ``arrivals``: (rank, how long ago) of this agent's ranks. ``missing``: ranks of the whole group that are not known
     here to have called it. ``waits_for``: ``ranks``, ``memory`` (of this node), ``peer_memory``, ``kernels``, ``data``,
-    ``withdrawal``, ``calls`` (they differ; it will fail), ``names``, ``last_words``, ``change``, ``rest``, ``result``,
-    ``signs_of_life`` (docs/protocol.md explains them), or empty; of the agents ``nodes``, where others are meant.
+    ``withdrawal``, ``calls`` (they differ; it will fail), ``names``, ``verdict``, ``change``, ``rest``, ``result``,
+    ``quorum`` (docs/protocol.md explains them), or empty; of the agents ``nodes``, where others are meant.
     """
 
     name: Name

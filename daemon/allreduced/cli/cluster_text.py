@@ -23,11 +23,11 @@ _WAITS = {
     "kernels": "its reductions and sends",
     "data": "data{of}",
     "withdrawal": "memory to be given back{by}",
-    "last_words": "the word{of} on whether it failed",
+    "verdict": "the word{of} on whether it failed",
     "change": "a change of the group to be agreed{with}",
     "rest": "what was under way before the last change of the group to stop",
     "result": "the result, which it fetches{from}",
-    "signs_of_life": "a sign of life{of}, for it may be cut off",
+    "quorum": "a sign of life{of}, for it may be cut off",
 }
 
 

@@ -121,11 +121,6 @@ class Driver:
         """Operations that clients submitted and that did not end yet."""
         return len(self._submitted)
 
-    @property
-    def draining(self) -> bool:
-        """True from :meth:`drain` on: submits are refused."""
-        return self._draining
-
     async def drain(self, timeout: float) -> bool:
         """Refuse further submits and wait until nothing is in flight, ``timeout`` seconds at most.
 

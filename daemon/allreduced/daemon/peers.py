@@ -27,6 +27,7 @@ from allreduced.daemon.peer_link import LinkOwner, LinkSink, LinkState, PeerLink
 from allreduced.daemon.timing import Timing
 from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, PeerTable, StatusFrame
 from allreduced.transports.base import Link, LinkEvents, LinkOptions, Listener, Transport, is_refusal
+from allreduced.transports.registry import scheme_of
 
 logger = logging.getLogger("allreduced.peers")
 
@@ -142,7 +143,7 @@ class Peers(LinkOwner):
 
         :raises ConfigError: as ``Transport.listen``.
         """
-        return await self._transport(address.partition("://")[0]).listen(address, self._accepted, self._options)
+        return await self._transport(scheme_of(address)).listen(address, self._accepted, self._options)
 
     def start(self, advertised: str) -> None:
         """Begin to watch the links. ``advertised``: where others may dial this agent, empty for nowhere."""
@@ -195,9 +196,8 @@ class Peers(LinkOwner):
         """Dial once; return the link once it is chosen or over."""
         peer_link = PeerLink(self, target)
         self._links.add(peer_link)
-        scheme = target.address.partition("://")[0]
         try:
-            link = await self._transport(scheme).connect(target.address, peer_link, self._options)
+            link = await self._transport(scheme_of(target.address)).connect(target.address, peer_link, self._options)
         except BaseException as error:
             if peer_link.state is LinkState.NEW:
                 self._links.discard(peer_link)

@@ -24,7 +24,7 @@ def _cluster(nodes: int, *faults: Fault, operations: int = 0, count: int = 200, 
 
 
 def late_frames() -> Scenario:
-    """What one member sent before a change comes to another one after it: the way between them was held up."""
+    """Return a run where what one member sent before a change comes to another one after it."""
     return _cluster(
         3,
         Fault("oneway", frame="Ready", count=1, side=("n1",), other="n2", seconds=0.03),
@@ -35,14 +35,14 @@ def late_frames() -> Scenario:
 
 
 def two_proposers() -> Scenario:
-    """Two members that do not reach each other propose at the same time, to the same third ones."""
+    """Return a run where two members that do not reach each other propose at the same time, to the same third ones."""
     apart = [Fault("part", at=0.03, side=("n2",), other=other, seconds=2.3 * _T) for other in ("n0", "n1")]
     cut = [Fault("cut", at=0.031, node="n2", other=other) for other in ("n0", "n1")]
     return _cluster(5, *apart, *cut, Fault("kill", at=0.05, node="n4"), heal_at=2.6 * _T)
 
 
 def decided_alone() -> Scenario:
-    """The proposer learns that its change is accepted, and is cut off before it can tell anybody."""
+    """Return a run where the proposer learns that its change is accepted, and is cut off before it tells anybody."""
     return _cluster(
         5,
         Fault("kill", at=0.02, node="n4"),
@@ -52,7 +52,7 @@ def decided_alone() -> Scenario:
 
 
 def reset_while_data_flows() -> Scenario:
-    """A link is reset in the middle of operations, which start again in the same memory, or were delivered by some."""
+    """Return a run where a link is reset under operations, which start again, or were delivered by some."""
     return _cluster(
         3,
         Fault("cut", frame="MoreGrants", count=2, delay=3e-4, node="n0", other="n1"),
@@ -62,12 +62,12 @@ def reset_while_data_flows() -> Scenario:
 
 
 def halves() -> Scenario:
-    """The cluster falls into two parts, which both see the other one die."""
+    """Return a run where the cluster falls into two parts, which both see the other one die."""
     return _cluster(5, Fault("part", at=0.02, side=("n0", "n3"), seconds=2.0 * _T), heal_at=2.2 * _T)
 
 
 def asleep() -> Scenario:
-    """An agent is stopped while the last data is on its way to it, and goes on long after it was given up."""
+    """Return a run where an agent is stopped as its last data comes, and goes on long after it was given up."""
     return _cluster(
         3,
         Fault("pause", frame="Ready", count=6, delay=2e-3, node="n2", seconds=2.6 * _T),

@@ -6,4 +6,8 @@ Who is who, from the top: ``engine`` takes events apart; ``matching`` knows who 
 ``group``; ``admission`` gives memory in the agreed order and speaks the READY protocol; ``execution`` (or ``solo``, for
 groups on one node) runs the ``program`` of a schedule tile by tile; ``ending`` delivers, fails, frees; ``leases`` and
 ``memory`` know who uses which bytes. ``wording`` says to users what went wrong.
+
+What makes the outcome of an operation one on all members: ``verdict`` (they fail it together), ``kept`` (results stay
+until all have them), ``freshness`` (nothing is delivered out of touch), ``change`` and ``fetch`` (what follows where
+members or links are lost), ``fence`` (what was sent before that does not count).
 """

@@ -15,6 +15,7 @@ from allreduced.daemon.engine.actions import SendFrame
 from allreduced.daemon.engine.context import Context
 from allreduced.daemon.engine.ending import Ending
 from allreduced.daemon.engine.execution import Execution, PeerFault
+from allreduced.daemon.engine.free_list import aligned
 from allreduced.daemon.engine.group import Group
 from allreduced.daemon.engine.memory import Allocation, Memory
 from allreduced.daemon.engine.operation import Operation, State
@@ -184,7 +185,7 @@ class Admission:
         if execution is None:
             return 0, 0
         if execution.nbytes <= self._context.limits.inline_bytes:
-            return 0, ((execution.nbytes + 63) & ~63) + execution.scratch_bytes
+            return 0, aligned(execution.nbytes) + execution.scratch_bytes
         return execution.nbytes, execution.scratch_bytes
 
     def _reserved(self, operation: Operation, result: Allocation | None, scratch: Allocation | None) -> None:
@@ -198,7 +199,7 @@ class Admission:
             windows = _NOWHERE if scratch is None else scratch.region(0, execution.scratch_bytes)
         elif scratch is not None:
             place = scratch.region(0, execution.nbytes)
-            windows = scratch.region((execution.nbytes + 63) & ~63, execution.scratch_bytes)
+            windows = scratch.region(aligned(execution.nbytes), execution.scratch_bytes)
         else:
             place = windows = _NOWHERE
         execution.place(place, windows)

@@ -158,7 +158,3 @@ class Group:
         failures[key] = (now, error)
         if len(failures) > FAILURES:
             del failures[next(iter(failures))]
-
-    def ranks_of(self, node: str) -> tuple[int, ...]:
-        """Return the ranks of another member."""
-        return self.members[self.member_of[node]].ranks

@@ -207,7 +207,7 @@ class Operation:
         self.postings: dict[int, Posting] = {}
         self.fetched: Fetched | None = None
         """The receive of a result that another member has."""
-        self.holders: list[str] = []
+        self.holders: Sequence[str] = ()
         """Nodes that have the result, where it is to be fetched."""
         self.sendings: dict[int, Sending | Served] = {}
         self.outstanding = 0

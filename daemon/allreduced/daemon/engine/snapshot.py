@@ -26,8 +26,6 @@ class OperationInfo(TypedDict):
 
     name: str
     use: int
-    kind: str
-    nbytes: int
     state: str
     calls: tuple[Call, ...]
     waits_for: str
@@ -149,14 +147,11 @@ def _group(context: Context, group: Group, now: float, each: int | None) -> Grou
 
 
 def _operation(context: Context, operation: Operation, now: float) -> OperationInfo:
-    fingerprint = operation.fingerprint
     waits_for, nodes = _waits_for(context, operation, now)
     started = operation.missing < len(operation.submits)
     return {
         "name": operation.name,
         "use": operation.use,
-        "kind": fingerprint.kind if fingerprint is not None else "",
-        "nbytes": operation.execution.nbytes if operation.execution is not None else 0,
         "state": operation.state.value,
         "calls": operation.calls(),
         "waits_for": waits_for,
@@ -181,8 +176,8 @@ def _waits_for(context: Context, operation: Operation, now: float) -> tuple[str,
         return "calls", []
     verdict = operation.verdict
     if operation.state is State.BROKEN or (verdict is not None and verdict.words and not verdict.kept):
-        words = verdict.words if verdict is not None else {}
-        return "last_words", [member.node for at, member in enumerate(members) if at != mine and at not in words]
+        heard = operation.group.departed.union(verdict.words if verdict is not None else ())
+        return "verdict", [member.node for at, member in enumerate(members) if at != mine and at not in heard]
     missing = set(operation.missing_ranks())
     if missing:
         return "ranks", [member.node for member in members if missing.intersection(member.ranks)]
@@ -200,8 +195,8 @@ def _waits_for(context: Context, operation: Operation, now: float) -> tuple[str,
         return "peer_memory", [
             member.node for index, (member, view) in enumerate(views) if index != mine and view.ready is None
         ]
-    if operation in context.stale:
-        return "signs_of_life", _silent(context, operation.group, now)
+    if operation.done:
+        return "quorum", _silent(context, operation.group, now)
     if operation.outstanding:
         return "kernels", []
     if operation.execution is not None:

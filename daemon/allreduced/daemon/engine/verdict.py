@@ -84,9 +84,8 @@ class LastWords:
         else:
             self._heed(operation, peer, frame)
 
-    def kept_came(self, operation: Operation, frame: Kept) -> None:
+    def kept_came(self, operation: Operation) -> None:
         """Take the word of a member that has delivered the operation: this one must, too."""
-        del frame
         if operation.state not in READY_OUT:
             self._context.counters["frames_ignored"] += 1
             return
@@ -97,18 +96,17 @@ class LastWords:
         elif operation.done:
             self._ending.deliver(operation)
 
-    def answer(self, group: Group, peer: int, frame: OperationFrame) -> bool:
-        """Say that an operation failed here to a member that does not know; returns whether it did.
+    def answer(self, group: Group, peer: int, frame: OperationFrame) -> None:
+        """Tell a member that does not know it that the operation of its frame failed here, if it did.
 
         Whoever says that itself is not answered.
         """
         failure = group.failures.get((frame.name, frame.use))
         if failure is None or isinstance(frame, Kept) or (isinstance(frame, Abort) and frame.final):
             self._context.counters["frames_ignored"] += 1
-            return False
+            return
         abort = Abort(group.number, group.generation, frame.name, frame.use, to_wire(failure[1]))
         self._context.out.append(SendFrame(group.members[peer].node, abort))
-        return True
 
     def overdue(self, operation: Operation, error: AllReducedError) -> None:
         """Fail an operation whose deadline has passed; give this member up where it has not ended a while after it."""
@@ -133,6 +131,12 @@ class LastWords:
         )
         group = operation.group.number
         self._context.out.append(GiveUp(group, wording.cut_off(operation, self._context.node, error)))
+
+    def departed(self, operation: Operation) -> None:
+        """Take note that a member departed: its word is not waited for any more."""
+        verdict = operation.verdict
+        if verdict is not None and operation.group.mine in verdict.words:
+            self._weigh(operation, verdict)
 
     def _heed(self, operation: Operation, peer: int, frame: Abort) -> None:
         group, error = operation.group, from_wire(frame.error)
@@ -176,7 +180,7 @@ class LastWords:
 
     def _weigh(self, operation: Operation, verdict: Verdict) -> None:
         group = operation.group
-        if len(verdict.words) == len(group.members):
+        if len(group.departed.union(verdict.words)) == len(group.members):
             error = chosen(verdict.words)
             if group.frozen:
                 operation.doomed = operation.doomed or error

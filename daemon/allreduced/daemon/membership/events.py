@@ -76,7 +76,7 @@ class PeerDown:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """The engine delivers nothing more in this generation; what it has of it. Answers the engine's Freeze."""
+    """The engine delivers nothing more in this generation; what it has of it. The answer to Freeze."""
 
     frozen: EngineFrozen
 

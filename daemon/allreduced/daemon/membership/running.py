@@ -388,8 +388,7 @@ class Running:
             self._past.add(instance.group, instance.committed)
         if instance.agreement is not None:
             # The engine may be frozen, and nobody would tell it how what is in flight ended.
-            losses = [*instance.departed.values(), *instance.silent.values()]
-            error = wording.no_quorum(instance.form.key, self._scene.node, losses)
+            error = wording.not_in_group(self._scene.node)
             self._scene.out.append(TellEngine(GroupBroken(instance.group, error)))
         self._scene.out.append(TellEngine(GroupForgotten(instance.group)))
 
