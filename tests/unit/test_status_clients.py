@@ -12,7 +12,7 @@ from tests.support.reports import REPORT, agent
 from allreduced.core.errors import AuthenticationError, ProtocolError, from_wire
 from allreduced.daemon.lifetime import Lifetime
 from allreduced.daemon.membership.events import ClientGone, ClientJoining
-from allreduced.daemon.peers import PeerView
+from allreduced.daemon.ports import ReachablePeer
 from allreduced.daemon.status import StatusDesk
 from allreduced.protocol import local
 from allreduced.protocol.peer import Frame, Status, StatusRequest
@@ -27,8 +27,8 @@ class OnePeer:
         self.sent: list[tuple[str, Frame]] = []
         self.asked = asyncio.Event()
 
-    def view(self) -> tuple[PeerView, ...]:
-        return tuple(PeerView(node, ord(node), f"tcp://{node}:1", "", 0.5) for node in self.nodes)
+    def view(self) -> tuple[ReachablePeer, ...]:
+        return tuple(ReachablePeer(node, ord(node), f"tcp://{node}:1", "", 0.5) for node in self.nodes)
 
     def not_reached(self) -> tuple[tuple[str, str], ...]:
         return ()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.support.reports import agent, group_at
 
-from allreduced.daemon.peers import PeerView
+from allreduced.daemon.ports import ReachablePeer
 from allreduced.daemon.status import Answer, StatusDesk, status_wait
 from allreduced.protocol.peer import Frame, Status, StatusRequest
 from allreduced.protocol.status import AgentReport, UnansweredReport
@@ -21,8 +21,8 @@ class Peers:
         self.lost = lost
         self.sent: list[tuple[str, Frame]] = []
 
-    def view(self) -> tuple[PeerView, ...]:
-        return tuple(PeerView(node, 1, "", "", 3.0) for node in self.up)
+    def view(self) -> tuple[ReachablePeer, ...]:
+        return tuple(ReachablePeer(node, 1, "", "", 3.0) for node in self.up)
 
     def not_reached(self) -> tuple[tuple[str, str], ...]:
         return self.lost

@@ -16,7 +16,7 @@ from tests.support.reports import REPORT
 from allreduced.client.inquiry import ClusterStatus, ask_status
 from allreduced.core.addresses import parse_socket
 from allreduced.core.errors import AgentUnavailable, AllReducedError, AuthenticationError, ProtocolError, to_wire
-from allreduced.daemon.peers import PeerView
+from allreduced.daemon.ports import ReachablePeer
 from allreduced.daemon.status import StatusDesk
 from allreduced.protocol.local import (
     AgentStatus,
@@ -38,8 +38,8 @@ def ask(name: str, timeout: float = SECONDS) -> ClusterStatus:
 
 
 class SilentPeer:
-    def view(self) -> tuple[PeerView, ...]:
-        return (PeerView("b", 12, "", "", 3.0),)
+    def view(self) -> tuple[ReachablePeer, ...]:
+        return (ReachablePeer("b", 12, "", "", 3.0),)
 
     def not_reached(self) -> tuple[tuple[str, str], ...]:
         return ()
