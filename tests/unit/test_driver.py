@@ -23,8 +23,9 @@ from allreduced.daemon.engine.region import Region
 from allreduced.daemon.membership import actions as membership_actions
 from allreduced.daemon.membership import events as membership_events
 from allreduced.daemon.ports import Result
-from allreduced.protocol.peer import Announce, Fingerprint, Frame, Grant, MoreGrants, Ready, Trouble, Withdraw
-from allreduced.protocol.peer import Result as PeerResult
+from allreduced.protocol.change import Result as PeerResult
+from allreduced.protocol.change import Trouble
+from allreduced.protocol.peer import Announce, Fingerprint, Frame, Grant, MoreGrants, Ready, Withdraw
 from allreduced.transports.base import Link, LinkStats, PeerIdentity
 
 GROUP = 11

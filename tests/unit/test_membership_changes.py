@@ -14,7 +14,7 @@ from allreduced.daemon.membership.events import (
     FrameArrived,
     GiveUp,
 )
-from allreduced.protocol.peer import Failure, Prepare, Result, Trouble
+from allreduced.protocol.change import Failure, Prepare, Result, Trouble
 
 
 @pytest.mark.parametrize("seed", range(8))

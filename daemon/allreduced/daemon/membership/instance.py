@@ -14,7 +14,8 @@ from allreduced.daemon.engine.events import GroupStarted
 from allreduced.daemon.losses import bounded
 from allreduced.daemon.membership.gathering import Claim
 from allreduced.daemon.membership.merge import Policy
-from allreduced.protocol.peer import Committed, Form, Loss
+from allreduced.protocol.change import Committed, Loss
+from allreduced.protocol.peer import Form
 
 if TYPE_CHECKING:
     from allreduced.daemon.membership.change import Agreement

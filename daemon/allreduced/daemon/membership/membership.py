@@ -26,19 +26,8 @@ from allreduced.daemon.membership.instance import GatheringView, GroupView, Snap
 from allreduced.daemon.membership.running import Running
 from allreduced.daemon.membership.scene import Scene
 from allreduced.daemon.timing import Timing
-from allreduced.protocol.peer import (
-    Announce,
-    Broken,
-    ChangeFrame,
-    Committed,
-    Form,
-    Left,
-    MembershipFrame,
-    Prepare,
-    Refuse,
-    Retract,
-    Trouble,
-)
+from allreduced.protocol.change import ChangeFrame, Committed, Prepare, Trouble
+from allreduced.protocol.peer import Announce, Broken, Form, Left, MembershipFrame, Refuse, Retract
 
 _EARLY = 256
 """Frames about changes that are kept for a proposal at most."""

@@ -22,7 +22,8 @@ from allreduced.daemon.membership.instance import Instance, State
 from allreduced.daemon.membership.merge import sound
 from allreduced.daemon.membership.recent import Recent
 from allreduced.daemon.membership.scene import Scene, Standing
-from allreduced.protocol.peer import Accept, Change, ChangeFrame, Committed, Left, Loss, Prepare, Trouble
+from allreduced.protocol.change import Accept, Change, ChangeFrame, Committed, Loss, Prepare, Trouble
+from allreduced.protocol.peer import Left
 
 _CHANGING = (State.RUNNING, State.BROKEN)
 _PAST = 64
