@@ -1,5 +1,5 @@
 // exchange BYTES ITERATIONS: two processes send each other BYTES over loopback TCP at the same time, and each adds what
-// it gets to what it has. Variants: bytes per call.
+// it gets to what it has. Variants: bytes per call, sizes of the socket buffers (0: the system's own).
 #include "common.h"
 
 #include <arpa/inet.h>
@@ -50,7 +50,13 @@ static void synchronize(int sock) {
     if (send(sock, &byte, 1, 0) != 1 || recv(sock, &byte, 1, MSG_WAITALL) != 1) fail("synchronize");
 }
 
-static void run(int sock, size_t bytes, int iterations, int report) {
+static void set_buffers(int sock, int bytes) {
+    if (!bytes) return;
+    setsockopt(sock, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+    setsockopt(sock, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+}
+
+static void run(int sock, size_t bytes, int iterations, int buffer, int report) {
     const size_t pieces[] = {256 << 10, 512 << 10, 1 << 20};
     char *out = malloc(bytes), *chunk = malloc(1 << 20);
     float *own = malloc(bytes);
@@ -68,7 +74,7 @@ static void run(int sock, size_t bytes, int iterations, int report) {
             if (i >= 0) times[i] = mine > other ? mine : other;
         }
         char name[64];
-        snprintf(name, sizeof name, "%zu KiB a call", pieces[p] >> 10);
+        snprintf(name, sizeof name, "%zu KiB a call, buffers of %d KiB", pieces[p] >> 10, buffer >> 10);
         if (report) tell(name, median(times, iterations));
     }
     free(out);
@@ -77,24 +83,36 @@ static void run(int sock, size_t bytes, int iterations, int report) {
     free(times);
 }
 
-int main(int argc, char **argv) {
-    if (argc != 3) return 2;
-    const size_t bytes = strtoull(argv[1], NULL, 10) / 4 * 4;
-    const int iterations = atoi(argv[2]);
-    if (bytes < 4 || iterations < 1) return 2;
+// Runs the exchanges over a connection of its own. `buffer`: bytes of its send and receive buffers, 0 for the system's.
+static int connected(size_t bytes, int iterations, int buffer) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof address;
     const int listener = socket(AF_INET, SOCK_STREAM, 0);
+    set_buffers(listener, buffer);  // accepted connections inherit them
     if (bind(listener, (struct sockaddr *)&address, length) || listen(listener, 1)) fail("listen");
     getsockname(listener, (struct sockaddr *)&address, &length);
     const pid_t child = fork();
     if (child < 0) fail("fork");
     const int sock = child ? accept(listener, NULL, NULL) : socket(AF_INET, SOCK_STREAM, 0);
-    if (!child && connect(sock, (struct sockaddr *)&address, length)) fail("connect");
+    if (!child) {
+        set_buffers(sock, buffer);
+        if (connect(sock, (struct sockaddr *)&address, length)) fail("connect");
+    }
     const int one = 1;
     setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    run(sock, bytes, iterations, child != 0);
-    if (!child) return 0;
+    run(sock, bytes, iterations, buffer, child != 0);
+    if (!child) _exit(0);
+    close(sock);
+    close(listener);
     int status = 0;
     return waitpid(child, &status, 0) == child && status == 0 ? 0 : 1;
+}
+
+int main(int argc, char **argv) {
+    if (argc != 3) return 2;
+    const size_t bytes = strtoull(argv[1], NULL, 10) / 4 * 4;
+    const int iterations = atoi(argv[2]);
+    if (bytes < 4 || iterations < 1) return 2;
+    return connected(bytes, iterations, 0) || connected(bytes, iterations, 1 << 20) ||
+           connected(bytes, iterations, 4 << 20);
 }

@@ -7,6 +7,7 @@
 //   kItemBytes  bytes of one element in memory
 //   kLanes      elements of one Vector
 //   load, store, stream: between memory at any address and a Vector
+//   kPaired     whether there are load_pair, store_pair, stream_pair too, which do that with two Vectors at a time
 // and the operations that it supports do the rest.
 #pragma once
 
@@ -65,6 +66,7 @@ inline void stream_end() {
 
 template <class T>
 struct Plain {
+    static constexpr bool kPaired = false;
     using Partial = Plain;
     using Scalar = T;
     using Vector = typename Register<T>::type;

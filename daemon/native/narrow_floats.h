@@ -22,6 +22,7 @@ namespace {
 // As many 16-bit elements as a register has floats, in half a register of memory.
 template <class Conversion>
 struct NarrowFloat {
+    static constexpr bool kPaired = false;
     using Partial = Float32;
     using Scalar = float;
     using Vector = Float32::Vector;
@@ -67,16 +68,17 @@ inline Halves to_halves(Words words) {
 
 struct BrainConversion {
     using Narrow = Halves;
+    using Unsigned = Register<std::uint32_t>::type;
 
     static Float32::Vector widen(Halves halves) { return (Float32::Vector)(to_words(halves) << 16); }
+    static Halves narrow(Float32::Vector value) { return to_halves((Words)(rounded(value) >> 16)); }
 
-    static Halves narrow(Float32::Vector value) {
-        using Unsigned = Register<std::uint32_t>::type;
+    // Returns words whose upper halves are the results.
+    static Unsigned rounded(Float32::Vector value) {
         const Unsigned bits = (Unsigned)value;
-        const Unsigned upper = bits >> 16;
         // Half of the last place that stays, less one if the number is even: a carry rounds it up, into infinity too.
-        const Unsigned rounded = (bits + 0x7fff + (upper & 1)) >> 16;
-        return to_halves((Words)(value != value ? upper | 0x40 : rounded));
+        const Unsigned nearest = bits + 0x7fff + ((bits >> 16) & 1);
+        return value != value ? bits | 0x400000 : nearest;
     }
 };
 
@@ -154,7 +156,30 @@ struct HalfConversion {
 #endif
 
 using Float16 = NarrowFloat<HalfConversion>;
-using BFloat16 = NarrowFloat<BrainConversion>;
+
+// Two vectors at a time, from one full register of memory: the elements in its lower and those in its upper halves of
+// words. Neither needs more than a shift or a mask, and it does not matter in which order a vector has its elements, as
+// long as all sources and the target of a combination have the same one.
+struct BFloat16 : NarrowFloat<BrainConversion> {
+    static constexpr bool kPaired = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
+    using Unsigned = BrainConversion::Unsigned;
+
+    static void load_pair(const unsigned char* at, Vector& lower, Vector& upper) {
+        const Unsigned words = load_vector<Unsigned>(at);
+        lower = (Vector)(words << 16);
+        upper = (Vector)(words & 0xffff0000);
+    }
+    static Unsigned narrow_pair(Vector lower, Vector upper) {
+        return (BrainConversion::rounded(lower) >> 16) | (BrainConversion::rounded(upper) & 0xffff0000);
+    }
+    static void store_pair(unsigned char* at, Vector lower, Vector upper) {
+        const Unsigned words = narrow_pair(lower, upper);
+        __builtin_memcpy(at, &words, sizeof words);
+    }
+    static void stream_pair(unsigned char* at, Vector lower, Vector upper) {
+        stream_vector(at, narrow_pair(lower, upper));
+    }
+};
 
 }  // namespace
 }  // namespace allreduced::ALLREDUCED_ISA

@@ -16,7 +16,10 @@ namespace {
 
 #define ALLREDUCED_INLINE inline __attribute__((always_inline))
 
-constexpr std::size_t kUnroll = 4;  // vectors that are accumulated side by side
+constexpr std::size_t kCacheLine = 64;
+// Bytes that are asked for ahead of what is read, where much is read: the memory is then waited for while what came is
+// converted and combined. It costs nothing where combining is all but free, and may lie behind the end of a source.
+constexpr std::size_t kAhead = 1024;
 
 // What the memory holds: sources of Element_, but partial results in the last `partials` of them if kMixed_; a target of
 // Target_, which is Element_ or its Partial.
@@ -27,7 +30,11 @@ struct Layout {
     using Target = Target_;
     using Vector = typename Element::Vector;
     static constexpr bool kMixed = kMixed_;
+    // Partial results come one vector at a time, in the order of their elements.
+    static constexpr bool kPaired = Element::kPaired && !kMixed && std::is_same_v<Element, Target>;
     static constexpr std::size_t kLanes = Element::kLanes;
+    // Vectors that are accumulated side by side; of narrow elements more, which take as much memory.
+    static constexpr std::size_t kUnroll = Element::kItemBytes < sizeof(typename Element::Scalar) ? 8 : 4;
 };
 
 template <class E>
@@ -46,6 +53,27 @@ ALLREDUCED_INLINE typename L::Vector load(const unsigned char* source, bool part
     return Element::load(source + element * Element::kItemBytes);
 }
 
+// Gets kVectors vectors of one source, from `element` on; `read(v, value)` takes each.
+template <class L, std::size_t kVectors, bool kPrefetch, class Read>
+ALLREDUCED_INLINE void load_all(const unsigned char* source, bool partial, std::size_t element, Read read) {
+    using Element = typename L::Element;
+    if constexpr (kPrefetch) {
+        constexpr std::size_t kBytes = kVectors * L::kLanes * Element::kItemBytes;
+        const unsigned char* const at = source + element * Element::kItemBytes + kAhead;
+        for (std::size_t byte = 0; byte < kBytes; byte += kCacheLine) __builtin_prefetch(at + byte);
+    }
+    if constexpr (L::kPaired && kVectors % 2 == 0) {
+        for (std::size_t v = 0; v < kVectors; v += 2) {
+            typename L::Vector first, second;
+            Element::load_pair(source + (element + v * L::kLanes) * Element::kItemBytes, first, second);
+            read(v, first);
+            read(v + 1, second);
+        }
+    } else {
+        for (std::size_t v = 0; v < kVectors; ++v) read(v, load<L>(source, partial, element + v * L::kLanes));
+    }
+}
+
 // Reduces kVectors vectors from `element` on. kSources is the number of sources, or 0 to take `source_count`.
 template <class L, class Op, std::size_t kSources, std::size_t kVectors, bool kStreaming>
 ALLREDUCED_INLINE void combine(const unsigned char* const* sources, std::size_t source_count, std::size_t elements,
@@ -53,21 +81,25 @@ ALLREDUCED_INLINE void combine(const unsigned char* const* sources, std::size_t 
     using Target = typename L::Target;
     const std::size_t n = kSources != 0 ? kSources : source_count;
     typename L::Vector values[kVectors];
-    for (std::size_t v = 0; v < kVectors; ++v) {
-        values[v] = Op::begin(load<L>(sources[0], elements == 0, element + v * L::kLanes));
-    }
+    using V = typename L::Vector;
+    const auto begin = [&values](std::size_t v, V value) { values[v] = Op::begin(value); };
+    const auto combine = [&values](std::size_t v, V value) { values[v] = Op::combine(values[v], value); };
+    load_all<L, kVectors, kStreaming>(sources[0], elements == 0, element, begin);
     for (std::size_t s = 1; s < n; ++s) {
-        const unsigned char* source = sources[s];
-        for (std::size_t v = 0; v < kVectors; ++v) {
-            values[v] = Op::combine(values[v], load<L>(source, s >= elements, element + v * L::kLanes));
-        }
+        load_all<L, kVectors, kStreaming>(sources[s], s >= elements, element, combine);
     }
-    for (std::size_t v = 0; v < kVectors; ++v) {
+    for (std::size_t v = 0; v < kVectors; ++v) values[v] = Op::finish(values[v], divisor);
+    constexpr std::size_t kStep = L::kPaired && kVectors % 2 == 0 ? 2 : 1;
+    for (std::size_t v = 0; v < kVectors; v += kStep) {
         unsigned char* const at = target + (element + v * L::kLanes) * Target::kItemBytes;
-        if constexpr (kStreaming) {
-            Target::stream(at, Op::finish(values[v], divisor));
+        if constexpr (kStep == 2 && kStreaming) {
+            Target::stream_pair(at, values[v], values[v + 1]);
+        } else if constexpr (kStep == 2) {
+            Target::store_pair(at, values[v], values[v + 1]);
+        } else if constexpr (kStreaming) {
+            Target::stream(at, values[v]);
         } else {
-            Target::store(at, Op::finish(values[v], divisor));
+            Target::store(at, values[v]);
         }
     }
 }
@@ -103,8 +135,9 @@ void reduce_sources(const Operands& operands) {
 
     std::size_t element = operands.first;
     const std::size_t end = element + operands.count;
-    for (; end - element >= kUnroll * L::kLanes; element += kUnroll * L::kLanes) {
-        combine<L, Op, kSources, kUnroll, kStreaming>(sources, n, elements, target, element, divisor);
+    constexpr std::size_t kVectors = L::kUnroll;
+    for (; end - element >= kVectors * L::kLanes; element += kVectors * L::kLanes) {
+        combine<L, Op, kSources, kVectors, kStreaming>(sources, n, elements, target, element, divisor);
     }
     if constexpr (kStreaming) stream_end();
     for (; end - element >= L::kLanes; element += L::kLanes) {
@@ -121,7 +154,7 @@ void reduce(const Operands& operands) {
         if (operands.partials > 0) return reduce_sources<Layout<E, E, true>, Op<E>, 0>(operands);
     }
     const auto begin = reinterpret_cast<std::uintptr_t>(operands.target) + operands.first * E::kItemBytes;
-    if (operands.streaming && begin % (E::kLanes * E::kItemBytes) == 0) {
+    if (operands.streaming && begin % (E::kLanes * E::kItemBytes * (E::kPaired ? 2 : 1)) == 0) {
         return reduce_sources<Layout<E, E, false>, Op<E>, 0, true>(operands);
     }
     // Unrolling for a known number of sources pays for two, and only for data in the nearest cache.

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
+import ml_dtypes  # noqa: F401  # teaches NumPy bfloat16
 import numpy as np
 import pytest
 
+from allreduced.cli import bench
 from allreduced.cli.measure import Array, Sweep, bus_factor, input_of, measure, result_of
 from allreduced.cli.table import Column, Table
 from allreduced.client import Communicator
+from allreduced.core.dtypes import DType
+from allreduced.core.errors import ConfigError
+from allreduced.core.reductions import Reduction, reductions_of
 
 SWEEP = Sweep(
     collective="all_reduce",
@@ -73,21 +80,40 @@ def test_busbw_is_defined_as_in_nccl_tests() -> None:
 
 
 DEFINED = [
-    (op, dtype)
-    for op in ("sum", "mean", "prod", "min", "max")
-    for dtype in ("float32", "float64", "int32", "int64")
-    if not (op == "mean" and dtype.startswith("int"))
+    (reduction.label, dtype.label) for dtype in DType for reduction in sorted(reductions_of(dtype) - {Reduction.COPY})
 ]
+FUNCTIONS: dict[str, Callable[..., Array]] = {
+    "sum": np.sum,
+    "mean": lambda x, axis: np.mean(x.real, axis) + np.mean(x.imag, axis) * (1j if np.iscomplexobj(x) else 0),
+    "prod": np.prod,
+    "min": np.min,
+    "max": np.max,
+    "band": np.bitwise_and.reduce,
+    "bor": np.bitwise_or.reduce,
+    "bxor": np.bitwise_xor.reduce,
+    "land": np.all,
+    "lor": np.any,
+    "lxor": np.logical_xor.reduce,
+}
 
 
 @pytest.mark.parametrize(("op", "dtype"), DEFINED)
 def test_expected_results_are_those_of_numpy(op: str, dtype: str) -> None:
     sweep = replace(SWEEP, op=op, dtype=dtype)
     inputs = np.stack([input_of(rank, 5, 100, sweep) for rank in range(5)])
-    expected = getattr(np, op)(inputs, axis=0, **({} if op in ("min", "max") else {"dtype": dtype}))
+    wide = inputs.astype("float32") if dtype in ("float16", "bfloat16") else inputs
+    expected = FUNCTIONS[op](wide, axis=0).astype(dtype)
     found = result_of(5, 100, sweep)
     assert found.dtype == np.dtype(dtype)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_pairs_outside_the_table_are_refused() -> None:
+    parser = argparse.ArgumentParser()
+    bench.add_parser(parser.add_subparsers())
+    with pytest.raises(ConfigError, match="mean of int8 is not defined"):
+        bench.sweep_of(parser.parse_args(["bench", "--op", "mean", "--dtype", "int8"]))
+    assert bench.sweep_of(parser.parse_args(["bench", "--op", "lxor", "--dtype", "bfloat16"])).dtype == "bfloat16"
 
 
 def test_a_broadcast_gives_everybody_the_input_of_rank_0() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.unit.test_engine_kept import BARRIER, CALL, TAG, Bench, delivered, frames
 
-from allreduced.core.errors import AllReducedError, PeerLost, ProtocolError, to_wire
+from allreduced.core.errors import AllReducedError, PeerLost, ProtocolError, RankLost, to_wire
 from allreduced.daemon.engine.actions import Action, CancelReceive, Fail, GiveUp, PostReceive, SetTimer
-from allreduced.daemon.engine.events import Heard, Received, TimePassed
+from allreduced.daemon.engine.events import Heard, NodeDeparted, RanksLeft, Received, TimePassed
 from allreduced.daemon.engine.verdict import chosen
 from allreduced.protocol.peer import Abort, Arrived, Grant, Kept, Queued, Ready
 
@@ -144,3 +144,26 @@ def test_a_spoiled_operation_that_another_one_delivered_takes_this_member_out() 
     (action,) = bench.frame(Kept(1, 1, "x", 0))
     assert isinstance(action, GiveUp)
     assert "sent 5000 bytes at 0 of a receive of 512 bytes" in action.error.message
+
+
+def test_what_needs_more_of_an_agent_that_stopped_fails() -> None:
+    bench = Bench("abc")
+    bench.submit("x")
+    bench.ready("x", 1, node="b")
+    bench.frame(Queued(1, 1, "x", 0, ()), "c")
+    bench.ready("y", 2, node="c")
+    bench.do(RanksLeft(1, (2,)))
+    actions = bench.do(NodeDeparted(1, "c"))
+    # What nobody can have completed without this member fails at once.
+    assert [(frame.name, frame.final) for _, frame in frames(actions) if isinstance(frame, Abort)] == [
+        ("y", True),
+        ("y", True),
+    ]
+    left = "group 'w' of job 'j': the agent of 'c' stopped before"
+    hint = "(stop an agent when its ranks have closed their communicators)"
+    assert _errors(bench.submit("y")) == [f"{left} 'y' (use 0) was complete {hint}"]
+    assert _errors(_overdue(bench, bench.now + 1.25)) == []
+    # The word of the one that stopped is not waited for.
+    assert _errors(bench.frame(_abort(), "b")) == [f"{left} 'x' (use 0) was complete {hint}"]
+    bench.ready("z", 3, node="b")
+    assert [type(action.error) for action in bench.submit("z") if isinstance(action, Fail)] == [RankLost]

@@ -7,18 +7,23 @@ import json
 import os
 import platform
 from dataclasses import asdict
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from allreduced.cli.arguments import Subparsers, add_job_shape, count, factor, nbytes, positive_int
 from allreduced.cli.console import say
 from allreduced.cli.table import Column, Table
-from allreduced.core.errors import ConfigError
+from allreduced.core.dtypes import DType, parse_dtype
+from allreduced.core.errors import ConfigError, InvalidArgument
+from allreduced.core.reductions import Reduction, parse_reduction
 
 if TYPE_CHECKING:
     from allreduced.cli.measure import Measurement, Sweep
     from allreduced.client import Communicator
 
 _COLLECTIVES = ("all_reduce", "broadcast")
+_DTYPES = tuple(dtype.label for dtype in DType)
+_REDUCTIONS = tuple(reduction.label for reduction in Reduction if reduction is not Reduction.COPY)
 
 _EPILOG = """\
 examples:
@@ -47,8 +52,8 @@ def add_parser(subparsers: Subparsers) -> None:
     add("-b", "--begin", type=nbytes, default="8", metavar="SIZE", help="first size in bytes (default: %(default)s)")
     add("-e", "--end", type=nbytes, default="64M", metavar="SIZE", help="last size in bytes (default: %(default)s)")
     add("-f", "--factor", type=factor, default=2, metavar="F", help="from one size to the next (default: %(default)s)")
-    add("--dtype", choices=["float32", "float64", "int32", "int64"], default="float32", help="default: %(default)s")
-    add("--op", choices=["sum", "mean", "prod", "min", "max"], default="sum", help="default: %(default)s")
+    add("--dtype", choices=_DTYPES, default="float32", help="default: %(default)s")
+    add("--op", choices=_REDUCTIONS, default="sum", help="default: %(default)s")
     add("--collective", choices=_COLLECTIVES, default="all_reduce", help="default: %(default)s")
     add("--algorithm", default="", metavar="NAME", help="as in docs/algorithms.md (default: what the agents choose)")
     add(
@@ -111,8 +116,15 @@ def sweep_of(arguments: argparse.Namespace) -> Sweep:
     )
     if sweep.begin > sweep.end:
         raise ConfigError(f"the first size, {sweep.begin} bytes, is larger than the last, {sweep.end} bytes")
-    if sweep.op == "mean" and sweep.dtype.startswith("int"):
-        raise ConfigError(f"mean of {sweep.dtype} is not defined", hint="choose a float dtype, or --op sum")
+    try:
+        parse_reduction(sweep.op, parse_dtype(sweep.dtype))
+    except InvalidArgument as error:
+        raise ConfigError(error.message, hint="choose another --dtype or --op") from None
+    if sweep.dtype == DType.BFLOAT16.label:
+        try:
+            import_module("ml_dtypes")  # teaches NumPy this type
+        except ModuleNotFoundError:
+            raise ConfigError("NumPy has no bfloat16 here", hint="pip install ml_dtypes") from None
     return sweep
 
 
@@ -183,8 +195,8 @@ def _table() -> Table:
         [
             Column("size", "(B)", 12),
             Column("count", "(elements)", 12),
-            Column("type", "", 9),
-            Column("redop", "", 7),
+            Column("type", "", 11),
+            Column("redop", "", 6),
             Column("time", "(us)", 12),
             Column("algbw", "(GB/s)", 9),
             Column("busbw", "(GB/s)", 9),

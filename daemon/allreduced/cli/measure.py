@@ -8,21 +8,34 @@ share of that size which must cross the slowest connection, so that it can be co
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from allreduced.core.dtypes import parse_dtype
 
 if TYPE_CHECKING:
     from allreduced.client import Communicator
 
 Array: TypeAlias = "NDArray[np.generic]"
 
-COLLECTIVES = ("all_reduce", "broadcast")
-REDUCTIONS = ("sum", "mean", "prod", "min", "max")
-DTYPES = ("float32", "float64", "int32", "int64")
+_FUNCTIONS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "mean": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+    "land": np.logical_and,
+    "lor": np.logical_or,
+    "lxor": np.logical_xor,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +124,8 @@ def input_of(rank: int, size: int, count: int, sweep: Sweep) -> Array:
     positions = np.arange(count, dtype=np.int64)
     if sweep.op == "prod" and sweep.collective == "all_reduce":
         values = 1 + ((positions + rank) % size == 0)
+    elif sweep.op in ("land", "lor", "lxor"):
+        values = (positions + rank) % 3
     else:
         values = 1 + (positions + rank) % 7
     typed: Array = values.astype(sweep.dtype)
@@ -121,10 +136,14 @@ def result_of(size: int, count: int, sweep: Sweep) -> Array:
     """Return what every rank must get, exactly."""
     if sweep.collective == "broadcast":
         return input_of(0, size, count, sweep)
-    function = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(sweep.op, np.add)
-    total = input_of(0, size, count, sweep)
-    for rank in range(1, size):
-        function(total, input_of(rank, size, count, sweep), out=total)
+    function = _FUNCTIONS[sweep.op]
+    accumulator = parse_dtype(sweep.dtype).accumulator.label
+    inputs = (input_of(rank, size, count, sweep).astype(accumulator) for rank in range(size))
+    total = reduce(lambda a, b: function(a, b), inputs)
+    if sweep.op in ("land", "lor", "lxor"):
+        total = total != 0  # also where there is one rank only
     if sweep.op == "mean":
-        np.divide(total, size, out=total)
-    return total
+        parts = total.view(total.real.dtype)  # of a complex number both, each divided by itself
+        np.divide(parts, parts.dtype.type(size), out=parts)
+    exact: Array = total.astype(sweep.dtype)
+    return exact

@@ -151,7 +151,7 @@ class SimulatedAgent:
         """Take note that no seat here matters any more."""
         for seat in self._seats.values():
             ranks = next(member.ranks for member in seat.started.members if member.node == self.node)
-            self._history.lost.setdefault(seat.group, set()).update(ranks)
+            self._history.lose(seat.group, ranks, self.process.agenda.now)
             seat.gone_at = seat.gone_at if seat.gone_at is not None else self.process.agenda.now
 
     # Events
@@ -205,15 +205,14 @@ class SimulatedAgent:
         self._check_gone(verdict)
         self.membership_event(verdict)
 
-    def heard(self, node: str) -> None:
-        """Take note of a heartbeat."""
-        self.engine_event(engine_events.Heard((node,)))
+    def heard(self, nodes: tuple[str, ...]) -> None:
+        """Take note of signs of life."""
+        self.engine_event(engine_events.Heard(nodes))
 
     def frame(self, node: str, frame: peer.Frame) -> None:
         """Take a frame for one of the pure parts."""
         self._note(f"<- {node}", frame)
         if isinstance(frame, _OF_MEMBERSHIPS):
-            self.engine_event(engine_events.Heard((node,)))
             self.membership_event(membership_events.FrameArrived(node, frame))
         else:
             self.engine_event(engine_events.FrameArrived(node, frame))  # type: ignore[arg-type]

@@ -167,7 +167,7 @@ class SimulatedClient:
         self._send(gone)
 
     def _lost(self, joined: _Joined) -> None:
-        self._place.history.lost.setdefault(joined.started.group, set()).add(joined.rank)
+        self._place.history.lose(joined.started.group, [joined.rank], self.process.agenda.now)
 
     def agent_lost(self) -> None:
         """Take note that the agent's process ended: everything open ends with it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tests.simulation.whole.process import Process
@@ -94,10 +95,16 @@ class History:
         self.log: list[tuple[float, str, str, object]] = []
         self.violations: list[tuple[str, str]] = []
         """(invariant, what happened)"""
-        self.lost: dict[int, set[int]] = {}
-        """By group: ranks whose process, or whose agent, ended or left."""
+        self.lost: dict[int, dict[int, float]] = {}
+        """By group: ranks whose process, or whose agent, ended or left, and when."""
         self.about = 0
         """The group that the first of them is about."""
+
+    def lose(self, group: int, ranks: Iterable[int], time: float) -> None:
+        """Take note of ranks that are lost to a group."""
+        lost = self.lost.setdefault(group, {})
+        for rank in ranks:
+            lost.setdefault(rank, time)
 
     def note(self, time: float, who: str, what: str, about: object = "") -> None:
         """Add a line to the log."""

@@ -1,12 +1,10 @@
-"""What must hold in every run, whatever goes wrong.
-
-The numbers are those of the invariants in docs/failure.md.
-"""
+"""What must hold in every run, whatever goes wrong; docs/failure.md has the list."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from math import inf
 from typing import TYPE_CHECKING
 
 from tests.simulation.kernels import same_bits
@@ -86,8 +84,8 @@ def _check_ends(world: World) -> None:
             if _node(world, request) == node and end > request.submitted
         )
         world.latest = max(world.latest, late)
-        calm = max(request.submitted, world.scenario.heal_at)
-        if request.group in history.lost and at > calm + BOUND * timeout:
+        calm = max(request.submitted, world.scenario.heal_at, min(history.lost.get(request.group, {0: inf}).values()))
+        if at > calm + BOUND * timeout:
             what = f"{_call(world, request)} ended {at - calm:.3f} s after a rank was lost and the network healed"
             history.violated("1 in time", what, request.group)
         if late > BOUND * timeout:
@@ -134,7 +132,8 @@ def _check_changes(world: World) -> None:
         for at, (seat, change, when) in enumerate(learned):
             for earlier, other, _ in learned[:at]:
                 # Who left, or died, took its decision with it.
-                if change != other and (earlier.gone_at is None or earlier.gone_at > when):
+                gone = any(one.gone_at is not None and one.gone_at <= when for one in (earlier, seat))
+                if change != other and not gone:
                     what = f"end of generation {generation}: {earlier.node} {other} but {seat.node} {change}"
                     world.history.violated("agreement", what, group)
                     return
@@ -167,13 +166,16 @@ def _together(world: World, good: Seat, bad: Seat, key: tuple[str, int]) -> bool
     """Tell whether two members went on together after one of them ended the operation."""
     if bad.cut_off is not None and bad.failed[key][2] >= bad.cut_off:
         return False  # it left the group first, and the error says so
+    ended = bad.failed[key][2]
+    if any(at is not None and at < ended for at in (good.gone_at, good.cut_off)):
+        return False  # it cannot give the result to anybody any more, and who else had it may be gone as well
     generation = min(good.delivered[key][0], bad.failed[key][0])
     for end, (change, _) in good.installed.items():
         if end >= generation and end in bad.installed and bad.installed[end][0] == change:
             return True
     if any((seat.group, seat.generation) in world.history.changes for seat in (good, bad)):
         return False  # the others went on without one of them
-    ended = max(good.delivered[key][1], bad.failed[key][2])
+    ended = max(good.delivered[key][1], ended)
     return all(seat.cut_off is None and (seat.gone_at is None or seat.gone_at > ended) for seat in (good, bad))
 
 
@@ -269,10 +271,10 @@ def _check_words(world: World) -> None:
         plain = not operation.absent and operation.odd < 0 and operation.deadline > 5 * world.timeout
         if error is None or not plain or not request.client.alive or isinstance(error, AgentUnavailable):
             continue
-        lost = history.lost.get(request.group, set())
+        lost = set(history.lost.get(request.group, ()))
         wanted = RankLost if fault.kind == "kill" else PeerLost
         if not isinstance(error, wanted) or fault.node not in error.nodes or not set(error.ranks) <= lost:
-            history.violated("8 who is lost", f"{_call(world, request)}, lost ranks {lost}: {error!r}", request.group)
+            history.violated("7 who is lost", f"{_call(world, request)}, lost ranks {lost}: {error!r}", request.group)
 
 
 def _call(world: World, request: Request) -> str:

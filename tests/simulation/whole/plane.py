@@ -26,8 +26,8 @@ class Sink(Protocol):
     def verdict(self, verdict: Verdict) -> None:
         """Take what the failure detector says."""
 
-    def heard(self, node: str) -> None:
-        """Take note of a sign of life that is no frame for the pure parts."""
+    def heard(self, nodes: tuple[str, ...]) -> None:
+        """Take note of peers that gave a sign of life since they were told last."""
 
     def frame(self, node: str, frame: Frame) -> None:
         """Take a frame for the pure parts."""
@@ -77,6 +77,8 @@ class Plane:
         self._up: dict[str, _Link] = {}
         self._targets: dict[str, _Dialling] = {}
         self._look_at: float | None = None
+        self._tell_at = 0.0
+        self._told: dict[str, float] = {}
         self.closing = False
         self.echoes = False
         """Frames of a link that was reset come once more over the next one."""
@@ -138,13 +140,11 @@ class Plane:
                 return
             self._choose(link)
         match frame:
-            case Heartbeat():
-                self._sink.heard(end.node)
             case Goodbye():
                 self._verdicts(self.liveness.goodbye(end.node, self.process.now()))
                 if not self.closing:
                     self.process.after(self._rng.random() * 1e-3, end, end.abort)
-            case PeerTable():
+            case PeerTable() | Heartbeat():
                 pass
             case _:
                 if self.echoes:
@@ -248,14 +248,19 @@ class Plane:
 
     def _arm(self) -> None:
         due = self.liveness.next_look
+        if due is not None and self._up:
+            due = min(due, max(self._tell_at, self.process.now()))
         if due is None or (self._look_at is not None and self._look_at <= due):
             return
         self._look_at = due
         self.process.at(due, "look", partial(self._look, due))
 
     def _look(self, planned: float) -> None:
-        if self._look_at != planned:
-            return
+        # What came in meanwhile is looked at first, as sockets are.
+        if self._look_at == planned:
+            self.process.after(0.0, "look", self._look_now)
+
+    def _look_now(self) -> None:
         self._look_at = None
         now = self.process.now()
         for node, link in self._up.items():
@@ -269,4 +274,14 @@ class Plane:
         for node in look.heartbeats:
             self.send_frame(node, Heartbeat())
         self._verdicts(look.verdicts)
+        if now >= self._tell_at:
+            self._tell(now)
         self._arm()
+
+    def _tell(self, now: float) -> None:
+        self._tell_at = now + self._timing.heartbeat
+        last = {node: link.heard for node, link in self._up.items()}
+        nodes = tuple(node for node, at in sorted(last.items()) if at > self._told.get(node, float("-inf")))
+        self._told = last
+        if nodes:
+            self._sink.heard(nodes)

@@ -255,6 +255,8 @@ class Engine:
         group.fresh_until = -inf
         for kept in group.keeper.departed(member):
             self._ending.settle(kept)
+        if group.error is None and not group.frozen:
+            self._matching.departed(group, member)
 
     def _leases_returned(self, event: LeasesReturned) -> None:
         self._leases.give_back(event.client, event.leases)

@@ -20,7 +20,7 @@ from allreduced.daemon.engine.kept import Keeper
 from allreduced.daemon.engine.operation import ENDED, STARTED, Operation, State
 from allreduced.daemon.engine.plan import plan_for
 from allreduced.daemon.engine.timers import Timed, Timers
-from allreduced.daemon.engine.verdict import LastWords
+from allreduced.daemon.engine.verdict import READY_OUT, LastWords
 from allreduced.protocol.peer import (
     Abort,
     Arrived,
@@ -238,6 +238,23 @@ class Matching:
                 self._tell_arrived(operation, to_all=True)
             self._check_left(operation)
 
+    def departed(self, group: Group, member: int) -> None:
+        """Take note that a member takes part in nothing any more.
+
+        Where it left in order no change of generation follows: operations end that still need something of it.
+        """
+        if not group.left.issuperset(group.members[member].ranks):
+            return
+        for operation in list(group.operations.values()):
+            if operation.state in READY_OUT:
+                execution = operation.execution
+                unserved = execution.unserved() if execution is not None else ()
+                if operation.peers[member].ready is None or member in unserved:
+                    self._words.fail(operation, wording.node_left(operation, (member,)), broken=True)
+                self._words.departed(operation)
+            else:
+                self._check_left(operation)
+
     def _hold(self, forgetting: Forgetting, submit: Submitted) -> None:
         forgetting.held.append(submit)
         if not 0 <= forgetting.wake <= submit.deadline_at:
@@ -380,7 +397,17 @@ class Matching:
         missing = tuple(rank for rank in operation.missing_ranks() if rank in operation.group.left)
         if missing:
             self._words.fail(operation, wording.rank_left(operation, missing), final=True)
-        return bool(missing)
+            return True
+        group = operation.group
+        if group.departed and operation.state not in READY_OUT:
+            # They called it, but an agent that stopped does its part in nothing that begins.
+            stopped = tuple(
+                member for member in sorted(group.departed) if group.left.issuperset(group.members[member].ranks)
+            )
+            if stopped:
+                self._words.fail(operation, wording.node_left(operation, stopped), final=True)
+                return True
+        return False
 
     def _tell_arrived(self, operation: Operation, *, to_all: bool) -> None:
         """Tell others which local ranks are here: all members, or those that asked. READY and Queued tell it anyway."""

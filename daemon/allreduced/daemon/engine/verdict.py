@@ -132,6 +132,12 @@ class LastWords:
         group = operation.group.number
         self._context.out.append(GiveUp(group, wording.cut_off(operation, self._context.node, error)))
 
+    def departed(self, operation: Operation) -> None:
+        """Take note that a member departed: its word is not waited for any more."""
+        verdict = operation.verdict
+        if verdict is not None and operation.group.mine in verdict.words:
+            self._weigh(operation, verdict)
+
     def _heed(self, operation: Operation, peer: int, frame: Abort) -> None:
         group, error = operation.group, from_wire(frame.error)
         verdict = operation.verdict
@@ -174,7 +180,7 @@ class LastWords:
 
     def _weigh(self, operation: Operation, verdict: Verdict) -> None:
         group = operation.group
-        if len(verdict.words) == len(group.members):
+        if len(group.departed.union(verdict.words)) == len(group.members):
             error = chosen(verdict.words)
             if group.frozen:
                 operation.doomed = operation.doomed or error

@@ -148,6 +148,19 @@ def rank_left(operation: Operation, ranks: Sequence[int]) -> RankLost:
     )
 
 
+def node_left(operation: Operation, members: Sequence[int]) -> RankLost:
+    """Return the error for an operation that needs more of nodes whose agents stopped in order."""
+    group = operation.group
+    ranks = sorted(rank for member in members for rank in group.members[member].ranks)
+    nodes = [group.members[member].node for member in members]
+    return RankLost(
+        f"{group.label}: the agent of {', '.join(map(repr, nodes))} stopped before {operation.label} was complete",
+        ranks=ranks,
+        nodes=nodes,
+        hint="stop an agent when its ranks have closed their communicators",
+    )
+
+
 def too_large(operation: Operation, nbytes: int, node: str) -> LimitExceeded:
     """Return the error for an operation that can never fit."""
     return LimitExceeded(
