@@ -140,7 +140,10 @@ class FailedView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A formed group. ``state``: ``running``, or ``broken`` if it is on any node. ``more``: operations not told."""
+    """A formed group. ``state``: as in ``protocol.status.GroupReport``; ``broken`` if it is on any node.
+
+    ``more``: operations that are not told.
+    """
 
     group: int
     uid: int
