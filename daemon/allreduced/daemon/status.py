@@ -59,7 +59,7 @@ class _Inquiry:
     reports: list[AgentReport]
 
 
-class StatusDesk:
+class StatusService:
     """Where clients and other agents ask what runs.
 
     ``report``: makes the own report for a uid. ``wait``: seconds for the answers of others, see :func:`status_wait`.
