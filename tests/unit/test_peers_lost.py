@@ -294,5 +294,5 @@ async def test_agents_without_a_link_are_told_with_the_reason(start: Start) -> N
     assert a.peers.not_reached() == unreachable
     await a.sink.until(lambda: "b" in dict(a.peers.not_reached()))  # it is silent
     assert "ago: agent 'b' was silent for" in dict(a.peers.not_reached())["b"]
-    a.sink.skew += LOST_SHOWN
+    a.sink.skew += LOST_SHOWN + 1.0
     assert dict(a.peers.not_reached()).get("b", "it cannot be reached").startswith("it cannot be reached")

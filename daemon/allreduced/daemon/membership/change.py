@@ -122,6 +122,18 @@ class Agreement:
         """The place of the member whose ballot was promised last; -1 if none was."""
         return self._acceptor.promised.proposer if self._acceptor.promised != NONE else -1
 
+    def awaited(self) -> tuple[str, ...]:
+        """Return the nodes whose part is missing: promises or acceptances here, else the proposer's next frame."""
+        match self.phase:
+            case Phase.WAITING:
+                places = [self.proposer] if self._led() else []
+            case Phase.PREPARING:
+                places = self._missing()
+            case _:
+                votes = self._votes | self._departed
+                places = [place for place in self._others() if place not in votes]
+        return tuple(self._instance.members[place].node for place in places)
+
     # What happens around
 
     def reconsider(self, now: float) -> Outcome:

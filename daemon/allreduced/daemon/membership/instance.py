@@ -135,7 +135,8 @@ class Instance:
 class GroupView:
     """A proposed, running or broken group, for ``status``. ``local``: (rank, client, pid) of this node's clients.
 
-    ``state``: "changing" while its members agree on a change.
+    ``members``: those that it was formed with, so that who is lost is still told. ``state``: "changing" while its
+    members agree on a change; ``awaited``: the nodes whose part in that is missing.
     """
 
     group: int
@@ -147,6 +148,7 @@ class GroupView:
     left: tuple[int, ...]
     generation: int
     error: AllReducedError | None
+    awaited: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

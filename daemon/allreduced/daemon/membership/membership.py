@@ -101,10 +101,11 @@ class Membership:
                     generation=instance.generation,
                     state="changing" if instance.agreement is not None else instance.state.value,
                     size=len(instance.form.clients),
-                    members=instance.members,
+                    members=instance.form.members,
                     local=tuple((rank, claim.client, claim.pid) for rank, claim in sorted(instance.local.items())),
                     left=tuple(sorted(instance.left)),
                     error=instance.error,
+                    awaited=instance.agreement.awaited() if instance.agreement is not None else (),
                 )
                 for instance in scene.instances.values()
                 if instance.local  # others are kept for the sake of other members only
