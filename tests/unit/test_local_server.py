@@ -436,6 +436,6 @@ async def test_what_a_client_was_doing_when_it_ended_is_told(plane: Plane) -> No
     client.close()
     doing = (await plane.sink.told(ClientGone, 2)).doing
     assert doing == "between operations: the last one that it called was all_reduce 'x' (its call 1)"
-    onlooker = await plane.attach()
-    onlooker.close()
+    observer = await plane.attach()
+    observer.close()
     assert (await plane.sink.told(ClientGone, 3)).doing == ""
