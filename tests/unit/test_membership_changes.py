@@ -15,7 +15,7 @@ from allreduced.daemon.membership.events import (
     Frozen,
     GiveUp,
 )
-from allreduced.protocol.peer import Failure, Prepare, Result, Trouble
+from allreduced.protocol.change import Failure, Prepare, Result, Trouble
 
 
 @pytest.mark.parametrize("seed", range(8))

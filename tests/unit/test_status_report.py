@@ -29,9 +29,10 @@ from allreduced.daemon.engine.events import (
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
 from allreduced.daemon.membership.instance import GatheringView, GroupView, Snapshot
-from allreduced.daemon.peers import PeerView
+from allreduced.daemon.ports import ReachablePeer
 from allreduced.daemon.report import AgentFacts, make_report, sees_everything
-from allreduced.protocol.peer import Abort, Arrived, Change, Differs, Forget, Loss, Queued, Ready, Result
+from allreduced.protocol.change import Change, Loss, Result
+from allreduced.protocol.peer import Abort, Arrived, Differs, Forget, Queued, Ready
 from allreduced.protocol.peer import Call as PeerCall
 from allreduced.protocol.status import (
     MAX_LISTED,
@@ -294,7 +295,7 @@ def report_for(asker: int) -> AgentReport:
     )
     forming = GroupView(9, GroupKey(1001, "next", "world"), "proposed", 2, MEMBERS, (), (), 1, None)
     gathering = GatheringView(GroupKey(1001, "next", "world"), 2, ((0, "a", 5, 90.0), (1, "b", 6, 95.0)), ("b",))
-    peers = (PeerView("b", 12, "", "10.0.0.2:5", -0.1),)
+    peers = (ReachablePeer("b", 12, "", "10.0.0.2:5", -0.1),)
     return make_report(
         asker,
         FACTS,

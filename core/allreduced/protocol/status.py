@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, TypeAlias
 
-from allreduced.core.identity import GroupKey, Member
+from allreduced.core.identity import GroupKey, Members
 from allreduced.core.limits import (
     MAX_RANKS,
     U8,
@@ -44,7 +44,6 @@ MAX_LISTED = 1 << 13
 
 Arrivals: TypeAlias = Annotated[tuple[tuple[Rank, Duration], ...], AtMost(MAX_RANKS)]
 Nodes: TypeAlias = Annotated[tuple[Name, ...], AtMost(MAX_RANKS)]
-Members: TypeAlias = Annotated[tuple[Member, ...], AtMost(MAX_RANKS)]
 
 
 @dataclass(frozen=True, slots=True)

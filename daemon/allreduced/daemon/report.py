@@ -13,7 +13,7 @@ from allreduced.daemon.engine.snapshot import GroupInfo, HeldInfo, OperationInfo
 from allreduced.daemon.engine.snapshot import Snapshot as EngineSnapshot
 from allreduced.daemon.membership.instance import GatheringView, GroupView, State
 from allreduced.daemon.membership.instance import Snapshot as MembershipSnapshot
-from allreduced.daemon.peers import PeerView
+from allreduced.daemon.ports import ReachablePeer
 from allreduced.protocol.peer import Call
 from allreduced.protocol.status import (
     MAX_CALLS,
@@ -57,7 +57,7 @@ def make_report(
     facts: AgentFacts,
     engine: EngineSnapshot,
     membership: MembershipSnapshot,
-    peers: Sequence[PeerView],
+    peers: Sequence[ReachablePeer],
     state_of: Callable[[int], str],
     now: float,
 ) -> AgentReport:

@@ -20,16 +20,7 @@ from allreduced.daemon.membership.ballot import NONE, Acceptor, Ballot, ballot_o
 from allreduced.daemon.membership.instance import Instance, State
 from allreduced.daemon.membership.merge import merge
 from allreduced.daemon.membership.scene import Scene, Standing
-from allreduced.protocol.peer import (
-    Accept,
-    Accepted,
-    Change,
-    ChangeFrame,
-    Committed,
-    Prepare,
-    Promise,
-    Trouble,
-)
+from allreduced.protocol.change import Accept, Accepted, Change, ChangeFrame, Committed, Prepare, Promise, Trouble
 
 
 class Phase(enum.Enum):
