@@ -197,7 +197,7 @@ class Job:
 
 
 class Chaos:
-    """Does faults to jobs and writes down what happened."""
+    """Injects faults into jobs and writes down what happened."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
@@ -205,7 +205,7 @@ class Chaos:
         self.counts: collections.Counter[str] = collections.Counter()
 
     def attack(self, job: Job) -> bool:
-        """Do faults until the job ends; return whether it did within the limit."""
+        """Inject faults until the job ends; return whether it did within the limit."""
         arguments = self._arguments
         start = last = time.monotonic()
         faults = 0
@@ -229,7 +229,7 @@ class Chaos:
                     say("no more faults: waiting for the end of the job")
 
     def _fault(self, job: Job) -> str:
-        """Do one fault; return what it was, empty where there is nobody to do it to yet."""
+        """Inject one fault; return what it was, empty where there is nobody yet to inject it into."""
         agents, ranks = members(job.pid)
         kind = self._random.choice(self._arguments.kinds)
         whom, act = KINDS[kind]

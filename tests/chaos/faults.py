@@ -44,17 +44,6 @@ CUTS_OFF = frozenset({Kind.STOP_AGENT, Kind.ISOLATE, Kind.PULL_CABLE_LONG, Kind.
 """Faults after which one node is alone."""
 
 
-class Engine(enum.Enum):
-    """What the agents promise.
-
-    ``RESTARTS``: a cut that is restored in time is survived, and all members that go on agree on the outcome of each
-    operation. ``BREAKS``: any cut ends the group.
-    """
-
-    RESTARTS = "restarts"
-    BREAKS = "breaks"
-
-
 @dataclass(frozen=True)
 class Fault:
     """One fault. ``seconds``: how long it lasts; 0 until those that it does not hit have given up the others."""
@@ -87,34 +76,26 @@ class Expectation:
     late_bound: float = 0.0
     nodes: frozenset[int] = frozenset()
     ranks: frozenset[int] = frozenset()
-    agree: bool = True
 
 
-def expectation(
-    fault: Fault, places: Sequence[int], *, failure_timeout: float, deadline: float, engine: Engine
-) -> Expectation:
+def expectation(fault: Fault, places: Sequence[int], *, failure_timeout: float, deadline: float) -> Expectation:
     """Return what a job with ranks at ``places`` must do after ``fault``. Bounds are without the slack of a machine."""
-    agree = engine is Engine.RESTARTS
     everyone = frozenset(range(len(places)))
     of_node = frozenset(rank for rank in everyone if places[rank] == fault.node)
     kind = fault.kind
-    if kind in MOMENTS or (kind in RESTORED_CUTS and engine is Engine.RESTARTS):
+    if kind in MOMENTS or kind in RESTORED_CUTS:
         return Expectation(survives=True)
     if kind is Kind.KILL_RANK:
         lost = frozenset({fault.rank})
-        return Expectation(
-            False, everyone - lost, code="rank_lost", nodes=frozenset({fault.node}), ranks=lost, agree=agree
-        )
+        return Expectation(False, everyone - lost, code="rank_lost", nodes=frozenset({fault.node}), ranks=lost)
     if kind is Kind.STOP_RANK:
         lost = frozenset({fault.rank})
         bound = deadline + failure_timeout
         return Expectation(
-            False, everyone - lost, lost, "deadline_exceeded", bound, bound + deadline, frozenset(), lost, agree
+            False, everyone - lost, lost, "deadline_exceeded", bound, bound + deadline, frozenset(), lost
         )  # fmt: skip
     if kind is Kind.KILL_AGENT:
-        return Expectation(
-            False, everyone - of_node, code="peer_lost", nodes=frozenset({fault.node}), ranks=of_node, agree=agree
-        )
+        return Expectation(False, everyone - of_node, code="peer_lost", nodes=frozenset({fault.node}), ranks=of_node)
     if kind in CUTS_OFF:
         nodes = len(set(places))
         # Of two nodes the one with rank 0 decides; the other one must first give up that there will be a decision.
@@ -128,12 +109,10 @@ def expectation(
             2 * failure_timeout,
             frozenset({fault.node}),
             of_node,
-            agree,
         )
     # One pair of agents: either may be held to be lost, by itself too.
     pair = frozenset({fault.node, fault.other})
-    bound = 0.0 if kind in RESTORED_CUTS else 2 * failure_timeout
-    return Expectation(False, everyone, code="peer_lost", bound=bound, nodes=pair, agree=agree)
+    return Expectation(False, everyone, code="peer_lost", bound=2 * failure_timeout, nodes=pair)
 
 
 def fault_of(kind: Kind, rng: random.Random, places: Sequence[int], failure_timeout: float) -> Fault:

@@ -8,24 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tests.chaos.cluster import Cluster, Work
-from tests.chaos.faults import Engine, Expectation, Fault, Kind, expectation
+from tests.chaos.faults import Expectation, Fault, Kind, expectation
 from tests.chaos.namespaces import Namespaces
-from tests.chaos.proxy import Proxied
 from tests.chaos.verdict import Verdict, judge
+from tests.support.proxy import Proxied
 
 PATIENCE = 60.0
 """Seconds beyond every bound that are waited for a process before it is held to hang."""
 
 MOMENT = 0.3
 """A fault comes up to so many seconds after the job has begun to work."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How to judge. ``slack``: seconds beyond a bound; see ``verdict.judge``."""
-
-    engine: Engine
-    slack: float
 
 
 @dataclass(frozen=True)
@@ -37,8 +29,10 @@ class Round:
     report: str
 
 
-def play(cluster: Cluster, fault: Fault, work: Work, rules: Rules, rng: random.Random) -> Round:
+def play(cluster: Cluster, fault: Fault, work: Work, slack: float, rng: random.Random) -> Round:
     """Let the fault happen at a random moment of a running group, wait for the end, mend, and form anew if need be.
+
+    ``slack``: seconds beyond a bound that are no complaint; see ``verdict.judge``.
 
     :raises Stuck: a process neither ends nor goes on, or nothing works after the fault.
     """
@@ -48,7 +42,6 @@ def play(cluster: Cluster, fault: Fault, work: Work, rules: Rules, rng: random.R
         cluster.places,
         failure_timeout=cluster.failure_timeout,
         deadline=work.deadline,
-        engine=rules.engine,
     )
     at = time.monotonic()
     _STRIKE[fault.kind](cluster, fault)
@@ -59,7 +52,7 @@ def play(cluster: Cluster, fault: Fault, work: Work, rules: Rules, rng: random.R
         at=at,
         healed=healed,
         local=cluster.ranks_of(fault.node) if fault.kind is Kind.KILL_AGENT else frozenset(),
-        slack=rules.slack,
+        slack=slack,
     )
     report = ""
     if verdict.complaints:

@@ -46,8 +46,7 @@ def judge(
     if expected.survives:
         complaints += [f"rank {rank} got {error}" for rank, (_, error) in first.items()]
         return Verdict(tuple(complaints))
-    if expected.agree:
-        complaints += _disagreements(records, expected.spared)
+    complaints += _disagreements(records, expected.spared)
     complaints += _missing(first, expected.spared | expected.cut_off | local)
     complaints += _misnamed(first, expected)
     complaints += _called_on(records, expected)

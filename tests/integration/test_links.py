@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager, contextmanager
 
 import numpy as np
 import pytest
-from tests.chaos.proxy import Proxied, name
 from tests.integration.agents import AgentProcess, StartAgent
 from tests.integration.test_agent import BOUND, group
+from tests.support.proxy import Proxied, name
 
 from allreduced.client import AsyncCommunicator
 from allreduced.core.errors import ClusterError, PeerLost

@@ -20,7 +20,7 @@ from tests.simulation.workload import (
 from allreduced.core.errors import PeerLost, to_wire
 from allreduced.daemon.engine.events import Changed, Freeze
 from allreduced.daemon.losses import error_of
-from allreduced.protocol.peer import Change, Failure, Loss, Result
+from allreduced.protocol.change import Change, Failure, Loss, Result
 
 
 class Changes:

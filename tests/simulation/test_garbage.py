@@ -30,25 +30,22 @@ from allreduced.daemon.engine.events import (
     TimePassed,
 )
 from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER
+from allreduced.protocol.change import Change, Failure, Loss, Result
 from allreduced.protocol.peer import (
     Abort,
     Arrived,
     Call,
-    Change,
     Confirm,
     Differs,
-    Failure,
     Fetch,
     Forget,
     Forgettable,
     Grant,
     Kept,
-    Loss,
     MoreGrants,
     OperationFrame,
     Queued,
     Ready,
-    Result,
     Withdraw,
     Withdrawn,
 )

@@ -16,18 +16,17 @@ import time
 
 import pytest
 from tests.chaos.cluster import Cluster, Work
-from tests.chaos.faults import ON_CABLES, ON_PROCESSES, ON_PROXIES, SILENCES, Engine, Fault, Kind, fault_of
+from tests.chaos.faults import ON_CABLES, ON_PROCESSES, ON_PROXIES, SILENCES, Fault, Kind, fault_of
 from tests.chaos.namespaces import Namespaces, NotPermitted
 from tests.chaos.network import Loopback, Network
-from tests.chaos.proxy import Proxied
-from tests.chaos.rounds import Round, Rules, play
+from tests.chaos.rounds import Round, play
+from tests.support.proxy import Proxied
 
 KILLS = int(os.environ.get("KILLS", "300"))
 SEED = os.environ.get("CHAOS_SEED", "1")
 TIMEOUT = float(os.environ.get("CHAOS_TIMEOUT", "2"))
 SLACK = float(os.environ.get("CHAOS_SLACK", "2"))
 SATURATED = float(os.environ.get("SATURATED", "600"))
-ENGINE = Engine(os.environ.get("CHAOS_ENGINE", "restarts"))
 IN_TIME = 0.5
 """Seconds in which a proven death is known to all clients, and a silence that long after the failure timeout."""
 SETTLE = 30.0
@@ -68,7 +67,7 @@ def rounds(
         bag: list[Kind] = []
         for number in range(faults):
             bag = bag or rng.sample(kinds, len(kinds))
-            one = play(cluster, fault_of(bag.pop(), rng, places, TIMEOUT), work, Rules(ENGINE, SLACK), rng)
+            one = play(cluster, fault_of(bag.pop(), rng, places, TIMEOUT), work, SLACK, rng)
             played.append(one)
             if one.report:
                 say(capsys, f"fault {number}: {one.report}")
@@ -131,7 +130,7 @@ def measure(
         cluster.form(LARGE)
         for number in range(times):
             fault = Fault(kind, number % len(places))
-            one = play(cluster, fault, LARGE, Rules(ENGINE, slack=60.0), rng)
+            one = play(cluster, fault, LARGE, 60.0, rng)
             taken += one.verdict.spared
             complaints += one.verdict.complaints
         cluster.finish()

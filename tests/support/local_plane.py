@@ -239,7 +239,7 @@ async def open_plane(
     limits: LocalLimits | None = None,
     arenas: ArenaLimits | None = None,
     uid_allowed: Callable[[int], bool] = own_uid_only,
-    onlooker_allowed: Callable[[int], bool] = root_only,
+    observer_allowed: Callable[[int], bool] = root_only,
     name: str = "",
 ) -> AsyncIterator[Plane]:
     """Serve clients on an abstract socket of a fresh name, or on ``name``."""
@@ -252,7 +252,7 @@ async def open_plane(
         incarnation=INCARNATION,
         limits=limits or LocalLimits(),
         uid_allowed=uid_allowed,
-        onlooker_allowed=onlooker_allowed,
+        observer_allowed=observer_allowed,
     )
     sink.refuse = server.failed
     name = name or f"@allreduced-test-{secrets.token_hex(8)}"

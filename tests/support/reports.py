@@ -20,6 +20,7 @@ from allreduced.protocol.status import (
 
 KEY = GroupKey(1000, "job-1", "world")
 MEMBERS = (Member("a", 11, (0, 1)), Member("b", 12, (2, 3)))
+INCARNATIONS = {member.node: member.incarnation for member in MEMBERS}
 CALL = CallReport("all_reduce", 1, 1, "(3, 4)", 12, -1, "", (0, 1))
 
 OPERATION = OperationReport(
@@ -67,7 +68,7 @@ REPORT = AgentReport(
 
 def agent(node: str, *groups: GroupReport, gatherings: tuple[GatheringReport, ...] = ()) -> AgentReport:
     """Return a report with these groups only."""
-    return AgentReport(node, ord(node[0]), 40, 1000, 60.0, 2, (), groups, gatherings, (), 0)
+    return AgentReport(node, INCARNATIONS.get(node, 13), 40, 1000, 60.0, 2, (), groups, gatherings, (), 0)
 
 
 def group_at(node: str, *operations: OperationReport, more: int = 0) -> GroupReport:

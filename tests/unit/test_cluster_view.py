@@ -14,6 +14,7 @@ from allreduced.cli.status import as_json
 from allreduced.core.identity import GroupKey, Member
 from allreduced.core.limits import MAX_SECONDS
 from allreduced.protocol.status import (
+    AgentReport,
     ClaimReport,
     FailedReport,
     GatheringReport,
@@ -121,6 +122,50 @@ def test_a_group_that_is_broken_on_one_node_is_broken() -> None:
     assert (group.state, group.error, group.reason) == ("broken", "rank_lost", "rank 2 ended")
     assert "  rank_lost: rank 2 ended" in lines(view)
     assert "  a does not know so yet" in lines(view)
+
+
+def test_a_change_that_is_being_agreed_is_told() -> None:
+    here = operation((0, 1.0), (1, 1.0), missing=(3,), waits_for="change")
+    changing = replace(group_at("a", replace(here, nodes=("b",))), state="changing")
+    view = put_together([agent("a", changing), agent("b", group_at("b"))], ())
+    [group] = view.groups
+    assert [group.state, *(member.state for member in group.members)] == ["changing", "changing", "running"]
+    assert "    a waits for a change of the group to be agreed with b" in lines(view)
+    assert "    waits for rank 3 (pid 103 on b, running), which has not called it" in lines(view)
+
+
+@pytest.mark.parametrize(
+    ("word", "nodes", "said"),
+    [
+        ("verdict", ("b",), "a waits for the word of b on whether it failed"),
+        ("change", (), "a waits for a change of the group to be agreed"),
+        ("rest", (), "a waits for what was under way before the last change of the group to stop"),
+        ("result", ("b",), "a waits for the result, which it fetches from b"),
+        ("quorum", ("b",), "a waits for a sign of life of b, for it may be cut off"),
+        ("withdrawal", ("b",), "a waits for memory to be given back by b"),
+        ("peer_memory", ("b",), "a waits for memory of b"),
+        ("kernels", (), "a waits for its reductions and sends"),
+    ],
+)
+def test_each_word_for_what_is_waited_for_is_put_in_words(word: str, nodes: tuple[str, ...], said: str) -> None:
+    here = replace(operation((0, 1.0), (1, 1.0), missing=(), waits_for=word), nodes=nodes)
+    assert f"    {said}" in lines(put_together([agent("a", group_at("a", here))], SILENT_B))
+
+
+def test_a_member_without_a_process_in_the_group_is_gone() -> None:
+    [group] = put_together([agent("a", group_at("a")), agent("b")], ()).groups
+    assert [member.state for member in group.members] == ["running", "gone"]
+    assert [rank.state for rank in group.ranks] == ["running", "running", "gone", "gone"]
+    started_anew = replace(agent("b", gatherings=(replace(GATHERING, key=group_at("b").key),)), incarnation=99)
+    [group] = put_together([agent("a", group_at("a")), started_anew], ()).groups
+    assert [member.state for member in group.members] == ["running", "gone"]
+
+
+@pytest.mark.parametrize("there", [replace(agent("b"), left_out=1), agent("b", gatherings=(GATHERING,))])
+def test_an_agent_that_may_not_tell_of_the_group_is_not_said_to_have_no_process(there: AgentReport) -> None:
+    there = replace(there, gatherings=tuple(replace(one, key=group_at("b").key) for one in there.gatherings))
+    [group] = put_together([agent("a", group_at("a")), there], ()).groups
+    assert [member.state for member in group.members] == ["running", "unknown"]
 
 
 def test_ranks_that_left_or_are_gone_are_told() -> None:

@@ -39,7 +39,8 @@ from allreduced.daemon.engine.events import (
     TimePassed,
 )
 from allreduced.daemon.losses import error_of
-from allreduced.protocol.peer import Abort, Change, Confirm, Failure, Fetch, Grant, Kept, Loss, Ready, Result
+from allreduced.protocol.change import Change, Failure, Loss, Result
+from allreduced.protocol.peer import Abort, Confirm, Fetch, Grant, Kept, Ready
 
 LOSS = Loss("c", (2,), True, True, to_wire(PeerLost("node 'c' died")))
 STAMP = (0, 1, 0)

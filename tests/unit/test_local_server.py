@@ -209,7 +209,9 @@ async def test_pieces_of_a_refused_upload_that_has_not_ended_are_ignored(changes
     async with open_plane(arenas=ArenaLimits(total=64 << 20, inputs=32 << 20, per_client=8192)) as plane:
         plane.sink.refuse = lambda client, request, error: None  # a group that changes ends nothing for a while
         client, number = await plane.join()
-        await client.send(submit(2, upload=True, **changes), *[local.Upload(2, bytes(20000))] * 2)
+        await client.send(
+            submit(2, upload=True, **changes), local.Upload(2, bytes(20000)), local.Upload(2, bytes(20000))
+        )
         await client.send(submit(3, payload=FOUR))
         assert (await plane.sink.told(Submitted)).request == 3
         [refused] = plane.sink.refused
@@ -436,6 +438,6 @@ async def test_what_a_client_was_doing_when_it_ended_is_told(plane: Plane) -> No
     client.close()
     doing = (await plane.sink.told(ClientGone, 2)).doing
     assert doing == "between operations: the last one that it called was all_reduce 'x' (its call 1)"
-    onlooker = await plane.attach()
-    onlooker.close()
+    observer = await plane.attach()
+    observer.close()
     assert (await plane.sink.told(ClientGone, 3)).doing == ""

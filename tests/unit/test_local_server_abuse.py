@@ -217,7 +217,7 @@ async def test_messages_before_the_end_count_although_answers_cannot_be_sent(pla
 
 
 async def test_another_user_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    async with open_plane(uid_allowed=lambda uid: False, onlooker_allowed=lambda uid: False) as plane:
+    async with open_plane(uid_allowed=lambda uid: False, observer_allowed=lambda uid: False) as plane:
         client = plane.connect()
         [refused] = await client.rest()
         assert isinstance(refused, local.Refused)

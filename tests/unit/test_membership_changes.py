@@ -12,9 +12,10 @@ from allreduced.daemon.membership.events import (
     ClientGone,
     ClientLeaving,
     FrameArrived,
+    Frozen,
     GiveUp,
 )
-from allreduced.protocol.peer import Failure, Prepare, Result, Trouble
+from allreduced.protocol.change import Failure, Prepare, Result, Trouble
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -189,6 +190,24 @@ def test_a_proposer_that_dies_at_any_step_leaves_one_decision(names: str, steps:
     assert set(errors) == set(names[1:-1])
     assert len({str(to_wire(error)) for error in errors.values()}) == 1
     assert {error.ranks[-1] for error in errors.values() if isinstance(error, PeerLost | RankLost)} == {len(names) - 1}
+
+
+def test_whose_part_in_a_change_is_missing_is_told_and_who_is_lost_stays_in_the_list() -> None:
+    cluster, clients = formed("abc")
+    cluster.agents["b"].asleep = True  # its engine does not freeze
+    cluster.tell("c", ClientGone(clients["c"]))
+    cluster.deliver_all()
+    shown = {name: cluster.agents[name].membership.snapshot().groups for name in "abc"}
+    assert [(view.state, view.awaited, view.generation) for view in shown["a"]] == [("changing", ("b",), 1)]
+    assert [(view.state, view.awaited) for view in shown["b"]] == [("changing", ("a",))]
+    assert shown["c"] == ()  # no client of it is left there
+    frozen = EngineFrozen(shown["b"][0].group, 1, (), (), 0, ())
+    cluster.tell("b", Frozen(frozen))
+    cluster.deliver_all()
+    for name in "ab":
+        (view,) = cluster.agents[name].membership.snapshot().groups
+        assert (view.state, view.awaited, view.generation) == ("broken", (), 2)
+        assert [(member.node, member.ranks) for member in view.members] == [("a", (0,)), ("b", (1,)), ("c", (2,))]
 
 
 def test_a_change_that_cannot_be_decided_is_given_up() -> None:

@@ -23,7 +23,7 @@ from allreduced.daemon.membership.events import (
     LinkLost,
     TimePassed,
 )
-from allreduced.protocol.peer import Result
+from allreduced.protocol.change import Result
 
 ANYTHING = {
     "deliver": 60.0,

@@ -14,7 +14,8 @@ from allreduced.core.identity import Member
 from allreduced.daemon.losses import brief, error_of
 from allreduced.daemon.membership.merge import MAX_HOLDERS, merge, sound
 from allreduced.daemon.quorum import has_quorum
-from allreduced.protocol.peer import MAX_FAILURES, Change, Committed, Failure, Loss, Promise, Result, decode, encode
+from allreduced.protocol.change import MAX_FAILURES, Change, Committed, Failure, Loss, Promise, Result
+from allreduced.protocol.peer import decode, encode
 
 MEMBERS = (Member("a", 11, (0, 3)), Member("b", 12, (1,)), Member("c", 13, (2,)))
 

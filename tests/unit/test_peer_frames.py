@@ -7,21 +7,21 @@ from tests.support.reports import REPORT
 
 from allreduced.core.errors import InternalError, ProtocolError, WireError
 from allreduced.core.identity import GroupKey, Member
-from allreduced.protocol import peer
+from allreduced.protocol import change, peer
 from allreduced.protocol.peer import HEADER, Frame, decode, encode
 
 ERROR: WireError = ("rank_lost", "rank 2 is gone", "see its log", {"ranks": [2], "nodes": ["b"]})
 KEY = GroupKey(1000, "job-1", "world")
 
-LOSS = peer.Loss("b", (2, 3), True, False, ERROR)
-CHANGE = peer.Change(
+LOSS = change.Loss("b", (2, 3), True, False, ERROR)
+CHANGE = change.Change(
     2,
     (Member("a", 11, (0, 1)),),
     (LOSS,),
     True,
     (5,),
-    (peer.Result("w", 2, (0, 1)),),
-    (peer.Failure("x", 0, ERROR),),
+    (change.Result("w", 2, (0, 1)),),
+    (change.Failure("x", 0, ERROR),),
     4,
     (0, 7),
 )
@@ -68,14 +68,14 @@ VERSION_1: list[tuple[Frame, str]] = [
     ),
     (peer.Left(7, 1, (0, 65535)), ("415244310115000001000000070000000000000006000000919200cdffff")),
     (
-        peer.Trouble(7, 1, (LOSS,)),
+        change.Trouble(7, 1, (LOSS,)),
         (
             "415244310118000001000000070000000000000042000000919195a162920203c3c294a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162"
         ),
     ),
-    (peer.Prepare(7, 1, 3, 2), ("415244310119000001000000070000000000000003000000920302")),
+    (change.Prepare(7, 1, 3, 2), ("415244310119000001000000070000000000000003000000920302")),
     (
-        peer.Promise(
+        change.Promise(
             7,
             1,
             3,
@@ -85,8 +85,8 @@ VERSION_1: list[tuple[Frame, str]] = [
             (CHANGE,),
             (LOSS,),
             (5,),
-            (peer.Result("w", 2, (1,)),),
-            (peer.Failure("x", 0, ERROR),),
+            (change.Result("w", 2, (1,)),),
+            (change.Failure("x", 0, ERROR),),
             4,
             (0,),
         ),
@@ -95,14 +95,14 @@ VERSION_1: list[tuple[Frame, str]] = [
         ),
     ),
     (
-        peer.Accept(7, 1, 3, 2, CHANGE),
+        change.Accept(7, 1, 3, 2, CHANGE),
         (
             "41524431011b00000100000007000000000000009a00000093030299029193a1610b9200019195a162920203c3c294a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162c391059193a177029200019193a1780094a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a16204920007"
         ),
     ),
-    (peer.Accepted(7, 1, 3, 2), ("41524431011c000001000000070000000000000003000000920302")),
+    (change.Accepted(7, 1, 3, 2), ("41524431011c000001000000070000000000000003000000920302")),
     (
-        peer.Committed(7, 1, CHANGE),
+        change.Committed(7, 1, CHANGE),
         (
             "41524431011d0000010000000700000000000000980000009199029193a1610b9200019195a162920203c3c294a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162c391059193a177029200019193a1780094a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a16204920007"
         ),
@@ -188,7 +188,7 @@ def test_every_frame_is_recorded_and_has_a_code() -> None:
         peer.OperationFrame,
         peer.NamesFrame,
         peer.StatusFrame,
-        peer.ChangeFrame,
+        change.ChangeFrame,
     )
     unions = " ".join(map(str, frames)).replace("|", " ").split()
     aliases = {"MembershipFrame", "EngineFrame", "OperationFrame", "NamesFrame", "ChangeFrame", "StatusFrame"}

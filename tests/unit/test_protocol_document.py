@@ -12,10 +12,10 @@ import pytest
 from allreduced.core import limits
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import AllReducedError
-from allreduced.core.identity import GroupKey, Member
+from allreduced.core.identity import GroupKey, Member, Members
 from allreduced.core.limits import AtMost, Between
 from allreduced.core.reductions import Reduction
-from allreduced.protocol import local, peer, status, wire_error
+from allreduced.protocol import change, local, peer, status, wire_error
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
@@ -26,10 +26,10 @@ RECORDS = {
     "fingerprint": peer.Fingerprint,
     "grant": peer.Grant,
     "call": peer.Call,
-    "loss": peer.Loss,
-    "result": peer.Result,
-    "failure": peer.Failure,
-    "change": peer.Change,
+    "loss": change.Loss,
+    "result": change.Result,
+    "failure": change.Failure,
+    "change": change.Change,
     "agent": status.AgentReport,
     "peer": status.PeerReport,
     "group": status.GroupReport,
@@ -70,16 +70,16 @@ WORDS = {
     "array of i64": peer.Stamp,
     "array of [name, array of rank]": local.Nodes,
     "array of [name, address]": peer.Peers,
-    "array of member": peer.Members,
+    "array of member": Members,
     "array of grant": peer.Grants,
     "names": peer.Names,
-    "uses": peer.Uses,
+    "uses": change.Uses,
     "array of call": peer.Calls,
-    "array of loss": peer.Losses,
-    "array of result": peer.Results,
-    "array of failure": peer.Failures,
-    "array of change": peer.Changes,
-    "change": peer.Change,
+    "array of loss": change.Losses,
+    "array of result": change.Results,
+    "array of failure": change.Failures,
+    "array of change": change.Changes,
+    "change": change.Change,
     "bytes, at most 256": peer.Token,
     "key": GroupKey,
     "fingerprint": peer.Fingerprint,
@@ -163,7 +163,7 @@ def test_numbers_in_the_text_are_those_of_the_code() -> None:
     assert f"length of the body, 1 … {local.MAX_MESSAGE}" in LOCAL
     assert f"an address is a text of at most {peer.MAX_ADDRESS} bytes".capitalize() in PEER
     assert f"at most {peer.MAX_GRANTS} grants, {peer.MAX_CALLS} calls and {peer.MAX_PEERS} peers" in PEER
-    assert f"`names` and `uses` are arrays of at most {peer.MAX_FORGET} names and u64" in PEER
+    assert f"`names` and `uses` are arrays of at most {change.MAX_FORGET} names and u64" in PEER
     assert f"at most {wire_error.MAX_DEPTH} levels" in LOCAL
     assert peer.MAX_FRAME == 1 << 20
     assert f"A report has at most {status.MAX_REPORT} bytes" in PEER

@@ -83,7 +83,7 @@ def test_the_long_name_of_the_secret_beats_the_short_one() -> None:
         ("[failure]\nfailure_timeout = inf\n", "agent.toml: $.failure.failure_timeout", "3600"),
         ("[failure]\ndeadline = nan\n", "agent.toml: $.failure.deadline", ""),
         ("[failure]\ndeadline = 4.0\n", "agent.toml: $.failure.deadline", "shorter than failure.failure_timeout (5 s)"),
-        ("[failure]\nfailure_timeout = 301\n", "agent.toml: $.failure.failure_timeout", "another value"),
+        ("[failure]\nfailure_timeout = 301\n", "agent.toml: $.failure.failure_timeout", "lower the other"),
         ("[failure]\ndeadline = 0\n", "agent.toml: $.failure.deadline", "> 0"),
         ("[failure]\ndeadline = -1.5\n", "agent.toml: $.failure.deadline", "> 0"),
         ("[failure]\ndeadline = nan\n", "agent.toml: $.failure.deadline", "> 0"),

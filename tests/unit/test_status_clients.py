@@ -12,8 +12,8 @@ from tests.support.reports import REPORT, agent
 from allreduced.core.errors import AuthenticationError, ProtocolError, from_wire
 from allreduced.daemon.lifetime import Lifetime
 from allreduced.daemon.membership.events import ClientGone, ClientJoining
-from allreduced.daemon.peers import PeerView
-from allreduced.daemon.status import StatusDesk
+from allreduced.daemon.ports import ReachablePeer
+from allreduced.daemon.status import StatusService
 from allreduced.protocol import local
 from allreduced.protocol.peer import Frame, Status, StatusRequest
 from allreduced.protocol.status import AgentReport, UnansweredReport
@@ -27,8 +27,8 @@ class OnePeer:
         self.sent: list[tuple[str, Frame]] = []
         self.asked = asyncio.Event()
 
-    def view(self) -> tuple[PeerView, ...]:
-        return tuple(PeerView(node, ord(node), f"tcp://{node}:1", "", 0.5) for node in self.nodes)
+    def view(self) -> tuple[ReachablePeer, ...]:
+        return tuple(ReachablePeer(node, ord(node), f"tcp://{node}:1", "", 0.5) for node in self.nodes)
 
     def not_reached(self) -> tuple[tuple[str, str], ...]:
         return ()
@@ -39,22 +39,22 @@ class OnePeer:
             self.asked.set()
 
 
-def desk(plane: Plane, *nodes: str) -> tuple[StatusDesk, OnePeer, list[int]]:
-    """Let the clients of a plane ask at a desk; return it, its peers, and the uids that asked."""
+def service(plane: Plane, *nodes: str) -> tuple[StatusService, OnePeer, list[int]]:
+    """Let the clients of a plane ask a status service; return it, its peers, and the uids that asked."""
     peers, uids = OnePeer(*nodes), []
 
     def report(uid: int) -> AgentReport:
         uids.append(uid)
         return REPORT
 
-    made = StatusDesk(report, peers, wait=1000.0)
-    plane.server.ask_at(made)
+    made = StatusService(report, peers, wait=1000.0)
+    plane.server.use_status(made)
     return made, peers, uids
 
 
 async def test_the_agent_that_is_asked_tells_its_own_report_first_and_who_did_not_answer_last() -> None:
     async with open_plane() as plane:
-        made, peers, uids = desk(plane, "b", "c")
+        made, peers, uids = service(plane, "b", "c")
         client = await plane.attach()
         await client.send(local.AskStatus(5, True))
         await asyncio.wait_for(peers.asked.wait(), PATIENCE)
@@ -72,7 +72,7 @@ async def test_the_agent_that_is_asked_tells_its_own_report_first_and_who_did_no
 
 async def test_a_client_may_ask_again_and_without_the_others() -> None:
     async with open_plane() as plane:
-        desk(plane, "b")
+        service(plane, "b")
         client = await plane.attach()
         for request in (1, 2):
             await client.send(local.AskStatus(request, False))
@@ -82,7 +82,7 @@ async def test_a_client_may_ask_again_and_without_the_others() -> None:
 
 async def test_a_second_question_before_the_answer_is_refused() -> None:
     async with open_plane() as plane:
-        made, _, _ = desk(plane, "b")
+        made, _, _ = service(plane, "b")
         client = await plane.attach()
         await client.send(local.AskStatus(1, True), local.AskStatus(2, True))
         refused = await client.receive(local.Refused)
@@ -92,8 +92,8 @@ async def test_a_second_question_before_the_answer_is_refused() -> None:
 
 
 async def test_root_may_look_where_it_may_not_attach() -> None:
-    async with open_plane(uid_allowed=lambda uid: False, onlooker_allowed=lambda uid: True) as plane:
-        desk(plane)
+    async with open_plane(uid_allowed=lambda uid: False, observer_allowed=lambda uid: True) as plane:
+        service(plane)
         client = await plane.attach()
         await client.send(local.AskStatus(1, True))
         assert (await client.receive(local.AgentStatus)).report == REPORT
@@ -108,7 +108,7 @@ async def test_root_may_look_where_it_may_not_attach() -> None:
 @pytest.mark.parametrize("looks", [True, False])
 async def test_a_private_agent_does_not_end_because_somebody_looked(looks: bool) -> None:
     async with open_plane() as plane:
-        desk(plane)
+        service(plane)
         end = asyncio.Event()
         lifetime = Lifetime(end.set, first_client=1000.0, linger=0.0)
         plane.server.report_to(lifetime)
@@ -150,7 +150,7 @@ async def test_clients_of_version_1_are_served() -> None:
 async def test_unanswered_agents_are_named() -> None:
     async with open_plane() as plane:
         peers = OnePeer("b")
-        plane.server.ask_at(StatusDesk(lambda uid: agent("a"), peers, wait=0.0))
+        plane.server.use_status(StatusService(lambda uid: agent("a"), peers, wait=0.0))
         client = await plane.attach()
         await client.send(local.AskStatus(1, True))
         await client.receive(local.AgentStatus)

@@ -10,23 +10,28 @@ from tests.support.reports import GATHERING, GROUP, OPERATION, REPORT
 
 from allreduced.core.errors import PeerLost, to_wire
 from allreduced.core.identity import GroupKey, Member
-from allreduced.daemon.engine.actions import CreateArena
+from allreduced.daemon.engine.actions import Action, CancelReceive, CreateArena, Reduce
 from allreduced.daemon.engine.engine import Engine
 from allreduced.daemon.engine.events import (
     ArenaReady,
+    Changed,
     Event,
     FrameArrived,
+    Freeze,
     GroupBroken,
     GroupStarted,
     RanksLeft,
+    ReceiveCancelled,
+    Reduced,
     Submitted,
     TimePassed,
 )
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
 from allreduced.daemon.membership.instance import GatheringView, GroupView, Snapshot
-from allreduced.daemon.peers import PeerView
+from allreduced.daemon.ports import ReachablePeer
 from allreduced.daemon.report import AgentFacts, make_report, sees_everything
+from allreduced.protocol.change import Change, Loss, Result
 from allreduced.protocol.peer import Abort, Arrived, Differs, Forget, Queued, Ready
 from allreduced.protocol.peer import Call as PeerCall
 from allreduced.protocol.status import (
@@ -57,6 +62,7 @@ class Bench:
         self.now = 100.0
         self.requests = 0
         self.arenas: list[int] = []
+        self.jobs: list[int] = []
         self.members = members
         ranks = members[mine].ranks
         self.engine.handle(
@@ -69,16 +75,23 @@ class Bench:
         call = fingerprint(count=count)
         self.do(Submitted(50 + rank, self.requests, 7, rank, name, call, source, self.now + deadline, 0))
 
-    def do(self, event: Event) -> None:
+    def do(self, event: Event) -> list[Action]:
+        out: list[Action] = []
         for action in self.engine.handle(event, self.now):
             if isinstance(action, CreateArena):
                 self.arenas.append(action.buffer)
+            elif isinstance(action, Reduce):
+                self.jobs.append(action.job)
+            out.append(action)
+        return out
 
     def frame(self, frame: Abort | Arrived | Queued | Differs | Ready | Forget) -> None:
         self.do(FrameArrived("b", frame))
 
-    def group(self) -> GroupReport:
-        view = GroupView(7, KEY, "running", 4, self.members, ((0, 50, 100), (1, 51, 101)), (), 1, None)
+    def group(self, state: str = "running", generation: int = 1, awaited: tuple[str, ...] = ()) -> GroupReport:
+        """Report what memberships say by the arguments, and the engine by itself."""
+        local = ((0, 50, 100), (1, 51, 101))
+        view = GroupView(7, KEY, state, 4, self.members, local, (), generation, None, awaited)
         report = make_report(
             1000,
             FACTS,
@@ -90,8 +103,8 @@ class Bench:
         )
         return report.groups[0]
 
-    def operation(self) -> OperationReport:
-        [operation] = self.group().operations
+    def operation(self, generation: int = 1) -> OperationReport:
+        [operation] = self.group(generation=generation).operations
         return operation
 
 
@@ -186,6 +199,75 @@ def test_a_broken_group_tells_why_and_ranks_that_left_are_told() -> None:
     assert group.operations == ()
 
 
+def test_the_members_that_a_group_was_formed_with_are_told_after_a_change_without_some() -> None:
+    bench = Bench()
+    loss = Loss("b", (2, 3), True, True, to_wire(PeerLost("agent 'b' was killed", nodes=("b",))))
+    change = Change(2, MEMBERS[:1], (loss,), True, (), (), (), 0, ())
+    bench.do(Freeze(7, 1))
+    bench.do(Changed(7, 1, change))
+    group = bench.group()
+    assert (group.state, group.generation, group.members) == ("broken", 2, MEMBERS)
+
+
+def running(bench: Bench) -> None:
+    """Let an operation run that waits for data of b."""
+    bench.submit(0)
+    bench.submit(1)
+    for buffer in bench.arenas:
+        bench.do(ArenaReady(buffer))
+    bench.frame(Ready(7, 1, "w", 0, 1, fingerprint(count=100), (), ()))
+
+
+def test_what_members_agree_on_is_waited_for() -> None:
+    bench = Bench()
+    running(bench)
+    bench.do(Freeze(7, 1))
+    group = bench.group(state="changing", awaited=("b",))
+    assert (group.state, group.operations[0].waits_for, group.operations[0].nodes) == ("changing", "change", ("b",))
+    change = Change(2, MEMBERS, (), False, (), (Result("w", 0, (1,)),), (), 0, ())
+    actions = bench.do(Changed(7, 1, change))
+    operation = bench.operation(generation=2)
+    assert (operation.state, operation.waits_for, operation.nodes) == ("fetching", "rest", ())
+    for action in actions:
+        if isinstance(action, CancelReceive):
+            bench.do(ReceiveCancelled(action.receive))
+        elif isinstance(action, Reduce):
+            bench.do(Reduced(action.job))
+    for job in bench.jobs:
+        bench.do(Reduced(job))
+    operation = bench.operation(generation=2)
+    assert (operation.state, operation.waits_for, operation.nodes) == ("fetching", "result", ("b",))
+
+
+def test_where_nobody_has_the_result_what_was_under_way_is_waited_for() -> None:
+    bench = Bench()
+    running(bench)
+    bench.do(Freeze(7, 1))
+    bench.do(Changed(7, 1, Change(2, MEMBERS, (), False, (), (), (), 0, ())))
+    operation = bench.operation(generation=2)
+    assert (operation.state, operation.waits_for, operation.nodes) == ("restarting", "rest", ())
+
+
+def test_last_words_are_waited_for() -> None:
+    bench = Bench((*MEMBERS, Member("c", 1, (4,))))
+    running(bench)
+    bench.do(FrameArrived("c", Ready(7, 1, "w", 0, 1, fingerprint(count=100), (), ())))
+    bench.frame(Abort(7, 1, "w", 0, to_wire(PeerLost("no")), final=False))
+    operation = bench.operation()
+    assert (operation.state, operation.waits_for, operation.nodes) == ("running", "verdict", ("c",))
+
+
+def test_a_result_that_no_quorum_stands_for_waits_for_signs_of_life() -> None:
+    bench = Bench((Member("b", 1, (0, 1)), Member("a", 1, (2, 3))), mine=1)
+    call = replace(fingerprint(count=0), kind="barrier", op=0)
+    bench.do(FrameArrived("b", Ready(7, 1, "w", 0, 1, call, (), ())))
+    bench.now += 60.0
+    for rank in (2, 3):
+        bench.do(Submitted(50 + rank, 1 + rank, 7, rank, "w", call, None, bench.now + 300.0, 0))
+    operation = bench.operation()
+    assert (operation.state, operation.waits_for, operation.nodes) == ("running", "quorum", ("b",))
+
+
 def test_the_oldest_operations_are_told_where_there_are_too_many() -> None:
     bench = Bench()
     for number in range(MAX_OPERATIONS + 10):
@@ -213,7 +295,7 @@ def report_for(asker: int) -> AgentReport:
     )
     forming = GroupView(9, GroupKey(1001, "next", "world"), "proposed", 2, MEMBERS, (), (), 1, None)
     gathering = GatheringView(GroupKey(1001, "next", "world"), 2, ((0, "a", 5, 90.0), (1, "b", 6, 95.0)), ("b",))
-    peers = (PeerView("b", 12, "", "10.0.0.2:5", -0.1),)
+    peers = (ReachablePeer("b", 12, "", "10.0.0.2:5", -0.1),)
     return make_report(
         asker,
         FACTS,

@@ -12,11 +12,11 @@ import weakref
 
 from allreduced.client.async_waiting import drive, wake
 from allreduced.client.attach import GRACE_SECONDS, Attached, again, attach
-from allreduced.client.attachment import Attachment
+from allreduced.client.attachment import CLOSE_SECONDS, Attachment
 from allreduced.client.buffers import Block
 from allreduced.client.endpoint import transmit
+from allreduced.client.leaving import leave_when_forgotten
 from allreduced.client.operation import Operation
-from allreduced.client.session import CLOSE_SECONDS, leave_when_forgotten
 from allreduced.core.errors import AgentUnavailable, AllReducedError, ClosedError
 
 READS = 32

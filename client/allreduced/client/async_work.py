@@ -7,8 +7,8 @@ from typing import Generic, TypeVar, cast
 
 from allreduced.client.arguments import check_timeout
 from allreduced.client.async_session import AsyncSession
-from allreduced.client.operation import Operation, WorkInfo
-from allreduced.core.errors import AllReducedError, WaitTimeout
+from allreduced.client.operation import Operation, WorkInfo, not_ended
+from allreduced.core.errors import AllReducedError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -38,10 +38,7 @@ class AsyncWork(Generic[T_co]):
         if timeout is not None:
             timeout = check_timeout(timeout)
         if not await self._session.wait(self._operation, timeout):
-            raise WaitTimeout(
-                f"the operation has not ended within {timeout:g} s; it goes on",
-                hint="wait again, or give the operation a deadline= to end it",
-            )
+            raise not_ended(timeout)
         self._session.tell(self._operation.error)
         return cast("T_co", self._operation.outcome())
 

@@ -11,6 +11,9 @@ from allreduced.client.staging import ArenaRequest
 from allreduced.core.errors import AgentUnavailable, AllReducedError, ClosedError, InternalError
 from allreduced.protocol.local import Joined
 
+CLOSE_SECONDS = 5.0
+"""How long close() waits for the agent to take what was not sent yet."""
+
 
 class Attachment:
     """A joined connection, to be replaced when its agent was lost. The base of both sessions."""

@@ -17,7 +17,7 @@ import numpy as np
 from allreduced.client.arrays import Array, Kind, in_kind
 from allreduced.client.buffers import Lease
 from allreduced.core.dtypes import DType
-from allreduced.core.errors import AllReducedError, InternalError, InvalidArgument
+from allreduced.core.errors import AllReducedError, InternalError, InvalidArgument, WaitTimeout
 from allreduced.core.reductions import Reduction
 
 
@@ -275,3 +275,11 @@ class Operation:
 
     def _told_names(self) -> tuple[tuple[str, str], ...]:
         return self._names or tuple([(part.signature.kind, part.name) for part in self.parts])
+
+
+def not_ended(timeout: float | None) -> WaitTimeout:
+    """Return the error of a wait that was over after ``timeout`` seconds, before the operation was."""
+    return WaitTimeout(
+        f"the operation has not ended within {timeout or 0:g} s; it goes on",
+        hint="wait again, or give the operation a deadline= to end it",
+    )

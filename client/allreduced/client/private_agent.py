@@ -19,7 +19,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from allreduced.client.environment import AgentSettings, Launch, process_identity
+from allreduced.client.environment import AgentSettings, Launch
+from allreduced.client.processes import process_identity
 from allreduced.client.waiting import Procedure, Wait
 from allreduced.core.addresses import SocketAddress
 from allreduced.core.errors import AgentUnavailable, AllReducedError, from_wire

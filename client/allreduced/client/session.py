@@ -6,9 +6,7 @@ each thread that has something to send sends it itself.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import os
 import select
 import socket
 import sys
@@ -19,19 +17,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 from allreduced.client.attach import GRACE_SECONDS, Attached, again, attach
-from allreduced.client.attachment import Attachment
+from allreduced.client.attachment import CLOSE_SECONDS, Attachment
 from allreduced.client.buffers import Block
 from allreduced.client.conversation import Conversation
 from allreduced.client.endpoint import transmit
+from allreduced.client.leaving import forget, leave_when_forgotten
 from allreduced.client.operation import Operation
 from allreduced.client.waiting import SLICE_SECONDS, drive, poll
 from allreduced.core.errors import AgentUnavailable
 
 AT_ONCE = 64 << 10
 """Bytes of a result that is copied without letting other threads in."""
-
-CLOSE_SECONDS = 5.0
-"""How long close() waits for the agent to take what was not sent yet."""
 
 
 class Session(Attachment):
@@ -326,7 +322,7 @@ class Session(Attachment):
         if self._closed:
             return
         self._closed = True
-        _open_sessions.discard(self)
+        forget(self)
         self._release_descriptor()
 
     def _release_descriptor(self) -> None:
@@ -370,25 +366,6 @@ class _Drained:
         return not (self._conversation.waiting or self._conversation.has_output)
 
 
-class Leaver(Protocol):
-    """A session that can say goodbye by itself."""
-
-    def leave_at_exit(self) -> None:
-        """Leave without waiting."""
-
-    def abandon(self) -> None:
-        """Close the descriptor in a forked child."""
-
-
-_open_sessions: weakref.WeakSet[Leaver] = weakref.WeakSet()
-
-
-def leave_when_forgotten(session: Leaver) -> None:
-    """Make the session leave its group when this process ends, and let go of it in forked children."""
-    _open_sessions.add(session)
-    _leave_at_exit_of_multiprocessing()
-
-
 def _flusher(session: Session) -> Callable[[], None]:
     """Return a function that flushes the session as long as it exists: views must not keep it alive."""
     reference = weakref.ref(session)
@@ -399,30 +376,3 @@ def _flusher(session: Session) -> Callable[[], None]:
             alive.flush()
 
     return flush
-
-
-def leave_all() -> None:
-    """Leave all groups: the other ranks must see an orderly end, not a lost rank, where a script just ends."""
-    for session in list(_open_sessions):
-        session.leave_at_exit()
-
-
-def _abandon_all() -> None:
-    for session in list(_open_sessions):
-        session.abandon()
-    _open_sessions.clear()
-
-
-def _leave_at_exit_of_multiprocessing() -> None:
-    """Children of multiprocessing end without running atexit functions; they have their own list."""
-    global _registered_pid
-    util = sys.modules.get("multiprocessing.util")
-    finalize = getattr(util, "Finalize", None)
-    if callable(finalize) and _registered_pid != os.getpid():
-        _registered_pid = os.getpid()
-        finalize(None, leave_all, exitpriority=10)
-
-
-_registered_pid = 0
-atexit.register(leave_all)
-os.register_at_fork(after_in_child=_abandon_all)

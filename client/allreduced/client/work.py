@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Generic, TypeVar, cast
 
 from allreduced.client.arguments import check_timeout
-from allreduced.client.operation import Operation, WorkInfo
+from allreduced.client.operation import Operation, WorkInfo, not_ended
 from allreduced.client.session import Session
-from allreduced.core.errors import AllReducedError, WaitTimeout
+from allreduced.core.errors import AllReducedError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -37,10 +37,7 @@ class Work(Generic[T_co]):
         if timeout is not None:
             timeout = check_timeout(timeout)
         if not self._session.wait(self._operation, timeout):
-            raise WaitTimeout(
-                f"the operation has not ended within {timeout:g} s; it goes on",
-                hint="wait again, or give the operation a deadline= to end it",
-            )
+            raise not_ended(timeout)
         self._session.tell(self._operation.error)
         return cast("T_co", self._operation.outcome())
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
-from allreduced.core.limits import U32, Id, Name, Ranks
+from allreduced.core.limits import MAX_RANKS, U32, AtMost, Id, Name, Ranks
 
 
 class GroupKey(NamedTuple):
@@ -43,3 +43,7 @@ class Member:
     node: Name
     incarnation: Id
     ranks: Ranks
+
+
+Members: TypeAlias = Annotated[tuple[Member, ...], AtMost(MAX_RANKS)]
+"""Those of a group, in the order of their lowest ranks, where they cross a wire."""

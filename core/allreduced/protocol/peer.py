@@ -2,6 +2,7 @@
 
 A frame is a fixed binary header (magic, version, type, generation, group, body length) and a msgpack body. The
 transport carries a frame as opaque bytes of known length. Tensor data does not travel here, see ``transports.base``.
+Frames about changes of a group's generation are in ``change``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from allreduced.core.errors import InternalError, ProtocolError, WireError
-from allreduced.core.identity import GroupKey, Member
+from allreduced.core.identity import GroupKey, Members
 from allreduced.core.limits import (
-    MAX_RANKS,
     U8,
     U32,
     AtMost,
@@ -32,6 +32,17 @@ from allreduced.core.limits import (
     Text,
     Word,
 )
+from allreduced.protocol.change import (
+    MAX_FORGET,
+    Accept,
+    Accepted,
+    ChangeFrame,
+    Committed,
+    Prepare,
+    Promise,
+    Trouble,
+    Uses,
+)
 from allreduced.protocol.codec import Codec
 from allreduced.protocol.status import AgentReport
 
@@ -47,30 +58,16 @@ MAX_GRANTS = 1 << 14
 MAX_ADDRESS = 512
 """Bytes of an agent's address at most."""
 
-MAX_FORGET = 1024
-"""Names of one :class:`Forget` at most."""
-
 MAX_TOKEN = 256
 """Bytes of a transport's token for a posted receive at most."""
 
 MAX_CALLS = 16
 """Different calls of one operation that one :class:`Differs` tells at most."""
 
-MAX_RESULTS = 1 << 12
-"""Results of one group that members may keep for each other at most (a count)."""
-
-MAX_RESULT_NAMES = 256 << 10
-"""Bytes of the names of all these results at most, so that a :class:`Promise` fits a frame."""
-
-MAX_FAILURES = 64
-"""Failed operations that one :class:`Promise` tells at most."""
-
 Peers: TypeAlias = Annotated[tuple[tuple[Name, Annotated[str, AtMost(MAX_ADDRESS)]], ...], AtMost(MAX_PEERS)]
-Members: TypeAlias = Annotated[tuple[Member, ...], AtMost(MAX_RANKS)]
 Stamp: TypeAlias = Annotated[tuple[Signed, ...], AtMost(8)]
 Token: TypeAlias = Annotated[bytes, AtMost(MAX_TOKEN)]
 Names: TypeAlias = Annotated[tuple[Name, ...], AtMost(MAX_FORGET)]
-Uses: TypeAlias = Annotated[tuple[Id, ...], AtMost(MAX_FORGET)]
 
 # Any time
 
@@ -181,144 +178,6 @@ class Left:
     group: Id
     generation: U32
     ranks: Ranks
-
-
-# Changes of generation: one decision of all members, see docs/failure.md. ``generation`` is the one that ends.
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """Ranks of ``node`` that are lost, and why. ``whole``: the node is lost with all its ranks, not single processes.
-
-    ``proven``: its agent is known to be dead, or said goodbye; else it was only silent.
-    """
-
-    node: Name
-    ranks: Ranks
-    whole: bool
-    proven: bool
-    error: WireError
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """An operation that was delivered, and which members (places in the generation that ends) hold its result."""
-
-    name: Name
-    use: Id
-    holders: Ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An operation that ended with an error on every member."""
-
-    name: Name
-    use: Id
-    error: WireError
-
-
-Losses: TypeAlias = Annotated[tuple[Loss, ...], AtMost(MAX_RANKS)]
-Results: TypeAlias = Annotated[tuple[Result, ...], AtMost(MAX_RESULTS)]
-Failures: TypeAlias = Annotated[tuple[Failure, ...], AtMost(MAX_FAILURES)]
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What all members of a generation agree on at its end.
-
-    ``generation``: the next one. ``members``: those that go on, with the ranks that they still hold. ``losses``: who
-    does not and why; with none, all go on. ``ended``: the group runs nothing more (its policy), only what is in doubt
-    is settled. ``left``: ranks that left on purpose. ``results``: operations that every member that goes on gives to
-    its ranks. ``failures``: operations that ended with an error. Everything else that is in flight fails with the
-    losses where ``ended``, or starts again. ``round``, ``refused``: rounds of forgetting that are decided, and what was
-    refused in the last of them.
-    """
-
-    generation: U32
-    members: Members
-    losses: Losses
-    ended: bool
-    left: Ranks
-    results: Results
-    failures: Failures
-    round: U32
-    refused: Uses
-
-
-Changes: TypeAlias = Annotated[tuple[Change, ...], AtMost(1)]
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """The sender knows why the generation cannot go on: losses, or (with none) frames that may be lost."""
-
-    group: Id
-    generation: U32
-    losses: Losses
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Phase one of the ballot (generation, attempt, proposer). ``proposer``: the sender's place among the members."""
-
-    group: Id
-    generation: U32
-    attempt: U32
-    proposer: Rank
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """Answer to Prepare: the sender takes part in no lower ballot, and delivers nothing more in this generation.
-
-    ``accepted``: the change that it accepted in the ballot (``accepted_attempt``, ``accepted_proposer``), if any.
-    The rest is what it knows: see Change. ``results``: those that it delivered and others may lack.
-    """
-
-    group: Id
-    generation: U32
-    attempt: U32
-    proposer: Rank
-    accepted_attempt: U32
-    accepted_proposer: Rank
-    accepted: Changes
-    losses: Losses
-    left: Ranks
-    results: Results
-    failures: Failures
-    round: U32
-    refused: Uses
-
-
-@dataclass(frozen=True, slots=True)
-class Accept:
-    """Phase two of the ballot: accept this change."""
-
-    group: Id
-    generation: U32
-    attempt: U32
-    proposer: Rank
-    change: Change
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """Answer to Accept."""
-
-    group: Id
-    generation: U32
-    attempt: U32
-    proposer: Rank
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A quorum accepted the change: it holds. Whoever learns it tells all others once."""
-
-    group: Id
-    generation: U32
-    change: Change
 
 
 # Operations. Every frame names (group, generation, name, use).
@@ -543,7 +402,6 @@ class Forgettable:
     refused: Uses
 
 
-ChangeFrame: TypeAlias = "Trouble | Prepare | Promise | Accept | Accepted | Committed"
 MembershipFrame: TypeAlias = "Announce | Retract | Refuse | Form | Broken | Left | ChangeFrame"
 OperationFrame: TypeAlias = (
     "Ready | MoreGrants | Withdraw | Withdrawn | Queued | Arrived | Differs | Abort | Kept | Fetch"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, TypeAlias
 
-from allreduced.core.identity import GroupKey, Member
+from allreduced.core.identity import GroupKey, Members
 from allreduced.core.limits import (
     MAX_RANKS,
     U8,
@@ -44,7 +44,6 @@ MAX_LISTED = 1 << 13
 
 Arrivals: TypeAlias = Annotated[tuple[tuple[Rank, Duration], ...], AtMost(MAX_RANKS)]
 Nodes: TypeAlias = Annotated[tuple[Name, ...], AtMost(MAX_RANKS)]
-Members: TypeAlias = Annotated[tuple[Member, ...], AtMost(MAX_RANKS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,8 @@ class OperationReport:
     ``deadline``: seconds that are left of it. ``calls``: more than one where ranks of this agent differ.
     ``arrivals``: (rank, how long ago) of this agent's ranks. ``missing``: ranks of the whole group that are not known
     here to have called it. ``waits_for``: ``ranks``, ``memory`` (of this node), ``peer_memory``, ``kernels``, ``data``,
-    ``withdrawal``, ``calls`` (they differ; it will fail), ``verdict``, ``change``, ``result``, ``quorum``, or empty; of
-    the agents ``nodes``, where others are meant.
+    ``withdrawal``, ``calls`` (they differ; it will fail), ``names``, ``verdict``, ``change``, ``rest``, ``result``,
+    ``quorum`` (docs/protocol.md explains them), or empty; of the agents ``nodes``, where others are meant.
     """
 
     name: Name
@@ -121,9 +120,10 @@ Failed: TypeAlias = Annotated[tuple[FailedReport, ...], AtMost(MAX_OPERATIONS)]
 class GroupReport:
     """A formed group that has ranks on this node.
 
-    ``state``: ``running`` or ``broken``. ``ranks``: the processes of this node. ``left``: ranks of the whole group that
-    left on purpose. ``error`` and ``reason``: code and text of what broke it, else empty. ``more``: operations that are
-    not told here, for there are too many.
+    ``state``: ``running``, ``changing`` (its members agree on the end of the generation) or ``broken``. ``members``:
+    those that it was formed with. ``ranks``: the processes of this node. ``left``: ranks of the whole group that left
+    on purpose. ``error`` and ``reason``: code and text of what broke it, else empty. ``more``: operations that are not
+    told here, for there are too many.
     """
 
     group: Id

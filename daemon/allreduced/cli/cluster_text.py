@@ -19,14 +19,15 @@ MANY = 16
 
 _WAITS = {
     "memory": "memory of its own",
-    "peer_memory": "memory",
+    "peer_memory": "memory{of}",
     "kernels": "its reductions and sends",
-    "data": "data",
-    "withdrawal": "memory to be given back",
-    "verdict": "the last word",
-    "change": "the agents to agree on the end of the generation",
-    "result": "the result",
-    "quorum": "signs of life of most agents",
+    "data": "data{of}",
+    "withdrawal": "memory to be given back{by}",
+    "verdict": "the word{of} on whether it failed",
+    "change": "a change of the group to be agreed{with}",
+    "rest": "what was under way before the last change of the group to stop",
+    "result": "the result, which it fetches{from}",
+    "quorum": "a sign of life{of}, for it may be cut off",
 }
 
 
@@ -165,8 +166,10 @@ def _operation(operation: OperationView, by_rank: dict[int, RankView]) -> list[s
         out.append(
             f"    waits for {ranks_text(operation.unknown)}: not known, {_agents_of(nodes)} did not answer about it"
         )
-    if not operation.missing and not operation.unknown and len(operation.calls) <= 1:
-        out += [f"    {text}" for wait in operation.waits if (text := _wait(wait))]
+    known = not operation.missing and not operation.unknown and len(operation.calls) <= 1
+    out += [
+        f"    {text}" for wait in operation.waits if (known or wait.waits_for == "change") and (text := _wait(wait))
+    ]
     out += _arrivals(operation)
     return out
 
@@ -194,8 +197,9 @@ def _wait(wait: WaitView) -> str:
     what = _WAITS.get(wait.waits_for)
     if what is None:
         return ""
-    of = f" of {', '.join(map(printable, wait.nodes))}" if wait.nodes else ""
-    return f"{printable(wait.node)} waits for {what}{of}"
+    nodes = ", ".join(map(printable, wait.nodes))
+    told = {word: f" {word} {nodes}" if nodes else "" for word in ("of", "by", "with", "from")}
+    return f"{printable(wait.node)} waits for {what.format(**told)}"
 
 
 def _holder(rank: int, by_rank: dict[int, RankView]) -> str:

@@ -5,7 +5,7 @@ Each agent is believed about its own ranks first. What others know about them co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from allreduced.core.dtypes import DType
@@ -51,7 +51,7 @@ class UnansweredView:
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """A rank. ``state``: of its process, as in ``protocol.status.ProcessReport``; or ``left``, ``gone``.
+    """A rank. ``state``: of its process, as in ``protocol.status.ProcessReport``; or ``left``, or ``gone`` (lost).
 
     ``pid`` is 0 and ``state`` is ``unknown`` where its agent did not report.
     """
@@ -65,7 +65,10 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """A node of a group. ``state``: of the group on this node; ``unknown`` where its agent did not report."""
+    """A node of a group. ``state``: of the group on this node.
+
+    ``gone``: no process of it is there any more. ``unknown``: its agent did not report.
+    """
 
     node: str
     ranks: tuple[int, ...]
@@ -140,7 +143,10 @@ class FailedView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A formed group. ``state``: ``running``, or ``broken`` if it is on any node. ``more``: operations not told."""
+    """A formed group. ``more``: operations not told.
+
+    ``state``: ``running``; ``changing`` or ``broken`` if it is on any node.
+    """
 
     group: int
     uid: int
@@ -218,7 +224,7 @@ def put_together(reports: Sequence[AgentReport], unanswered: Sequence[Unanswered
             gatherings.setdefault(gathering.key, []).append((report.node, gathering))
         for one in report.hidden:
             hidden[one.uid] = max(hidden.get(one.uid, 0), one.groups)
-    views = [_group(told) for told in groups.values()]
+    views = [_group(told, _without(told[0][1], reports)) for told in groups.values()]
     return ClusterView(
         asked=reports[0].node if reports else "",
         agents=tuple(
@@ -244,11 +250,23 @@ def put_together(reports: Sequence[AgentReport], unanswered: Sequence[Unanswered
 # Formed groups
 
 
-def _group(told: Sequence[tuple[str, GroupReport]]) -> GroupView:
+def _without(group: GroupReport, reports: Sequence[AgentReport]) -> set[str]:
+    """Return the nodes whose agents surely have no process in the group: started anew, or they would tell."""
+    started = {member.node: member.incarnation for member in group.members}
+
+    def lacks(report: AgentReport) -> bool:
+        keys = [one.key for one in report.groups] + [one.key for one in report.gatherings]
+        return group.key not in keys and not report.left_out
+
+    return {report.node for report in reports if report.incarnation != started.get(report.node) or lacks(report)}
+
+
+def _group(told: Sequence[tuple[str, GroupReport]], without: set[str]) -> GroupView:
     by_node = dict(told)
     # A node that has not heard of a change yet must not hide it.
     newest = max((group for _, group in told), key=lambda group: group.generation)
     broken = next((group for _, group in told if group.state == "broken"), None)
+    state = next((group.state for _, group in told if group.state == "changing"), newest.state)
     operations: dict[tuple[str, int], list[tuple[str, OperationReport]]] = {}
     failed: dict[tuple[str, int], list[FailedReport]] = {}
     for node, group in told:
@@ -265,16 +283,16 @@ def _group(told: Sequence[tuple[str, GroupReport]]) -> GroupView:
         uid=newest.key.uid,
         job=newest.key.job,
         name=newest.key.name,
-        state=broken.state if broken is not None else newest.state,
+        state=broken.state if broken is not None else state,
         generation=newest.generation,
         size=newest.size,
         members=tuple(
             MemberView(member.node, member.ranks, mine.state, mine.error, mine.reason)
             if (mine := by_node.get(member.node)) is not None
-            else MemberView(member.node, member.ranks, "unknown", "", "")
+            else MemberView(member.node, member.ranks, "gone" if member.node in without else "unknown", "", "")
             for member in newest.members
         ),
-        ranks=tuple(_ranks(newest, by_node)),
+        ranks=tuple(_ranks(newest, by_node, by_node.keys() | without)),
         error=broken.error if broken is not None else "",
         reason=broken.reason if broken is not None else "",
         operations=tuple(sorted(views, key=lambda view: -view.age)),
@@ -286,7 +304,7 @@ def _group(told: Sequence[tuple[str, GroupReport]]) -> GroupView:
     )
 
 
-def _ranks(newest: GroupReport, by_node: dict[str, GroupReport]) -> Iterable[RankView]:
+def _ranks(newest: GroupReport, by_node: dict[str, GroupReport], reported: Set[str]) -> Iterable[RankView]:
     left = {rank for group in by_node.values() for rank in group.left}
     places = sorted((rank, member.node) for member in newest.members for rank in member.ranks)
     processes = {(node, process.rank): process for node, group in by_node.items() for process in group.ranks}
@@ -297,7 +315,7 @@ def _ranks(newest: GroupReport, by_node: dict[str, GroupReport]) -> Iterable[Ran
         elif rank in left:
             yield RankView(rank, node, 0, newest.key.uid, "left")
         else:
-            yield RankView(rank, node, 0, newest.key.uid, "gone" if node in by_node else "unknown")
+            yield RankView(rank, node, 0, newest.key.uid, "gone" if node in reported else "unknown")
 
 
 def _operation(told: Sequence[tuple[str, OperationReport]], node_of: dict[int, str], sure: set[str]) -> OperationView:

@@ -38,7 +38,7 @@ from allreduced.daemon.reachability import advertised, check_access, stays_here
 from allreduced.daemon.readiness import Readiness
 from allreduced.daemon.report import AgentFacts, make_report
 from allreduced.daemon.settings import Settings, default_socket, secret_bytes
-from allreduced.daemon.status import StatusDesk, status_wait
+from allreduced.daemon.status import StatusService, status_wait
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.protocol.peer import Announce
 from allreduced.protocol.status import AgentReport
@@ -214,8 +214,8 @@ class Agent:
             transport,
             timing=timing,
         )
-        self._status = StatusDesk(self._report, self._peers, wait=status_wait(timing.failure_timeout))
-        self._server.ask_at(self._status)
+        self._status = StatusService(self._report, self._peers, wait=status_wait(timing.failure_timeout))
+        self._server.use_status(self._status)
         self._peers.on_status = self._status.frame_arrived
 
     def _report(self, asker: int) -> AgentReport:

@@ -91,9 +91,9 @@ class ClientSession:
     """
 
     def __init__(
-        self, client: int, connection: ClientConnection, context: LocalContext, *, onlooker: bool = False
+        self, client: int, connection: ClientConnection, context: LocalContext, *, observer: bool = False
     ) -> None:
-        """``onlooker``: it may ask for the status, and nothing else."""
+        """``observer``: it may ask for the status, and nothing else."""
         self.client = client
         self.connection = connection
         self._context = context
@@ -109,7 +109,7 @@ class ClientSession:
         self._ended: dict[int, AllReducedError] = {}
         self._operations: dict[int, _Operation] = {}
         self._allocations: set[int] = set()
-        self._onlooker = onlooker
+        self._observer = observer
         self._asking = self._looked = False
         """A question for the status is not answered yet; there was one."""
         self._used = False
@@ -160,7 +160,7 @@ class ClientSession:
             raise ProtocolError("a second hello on one connection")
         if not self._used and type(message) is not local.AskStatus:
             self._used = True
-            if self._onlooker:
+            if self._observer:
                 self.connection.refuse(
                     AuthenticationError(
                         f"uid {self.connection.uid} may ask this agent for its status, and for nothing else",

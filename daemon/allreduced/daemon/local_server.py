@@ -21,7 +21,7 @@ from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.ports import EventSink, Result
 from allreduced.daemon.slab import Slab
 from allreduced.daemon.socket_path import BoundSocket, bind_socket
-from allreduced.daemon.status import Answer, Answered, StatusDesk
+from allreduced.daemon.status import Answer, Answered, StatusService
 from allreduced.protocol.local import Refused, encode
 
 logger = logging.getLogger("allreduced.local")
@@ -58,12 +58,12 @@ class LocalServer:
         default_deadline: float = 300.0,
         failure_timeout: float = 5.0,
         uid_allowed: Callable[[int], bool] = own_uid_only,
-        onlooker_allowed: Callable[[int], bool] = root_only,
+        observer_allowed: Callable[[int], bool] = root_only,
     ) -> None:
         """``default_deadline``: seconds, for operations whose group names none.
 
         ``failure_timeout``: seconds by which an operation may end later than its deadline.
-        ``onlooker_allowed``: who else may connect, to ask for the status only.
+        ``observer_allowed``: who else may connect, to ask for the status only.
         """
         self.limits = limits or LocalLimits()
         self._log = LogLimit(logger)
@@ -84,8 +84,8 @@ class LocalServer:
             forget=self._forget,
         )
         self._uid_allowed = uid_allowed
-        self._onlooker_allowed = onlooker_allowed
-        self._status: StatusDesk | None = None
+        self._observer_allowed = observer_allowed
+        self._status: StatusService | None = None
         self._scratch = bytearray(READ_BYTES)
         self._sessions: dict[int, ClientSession] = {}
         self._served = False
@@ -107,8 +107,8 @@ class LocalServer:
         """Tell ``lifetime`` of every change in the number of clients from now on."""
         self._lifetime = lifetime
 
-    def ask_at(self, status: StatusDesk) -> None:
-        """Let clients ask there what runs."""
+    def use_status(self, status: StatusService) -> None:
+        """Answer what clients ask about the status from there."""
         self._status = status
 
     def _ask_status(self, uid: int, others: bool, answered: Answered) -> None:
@@ -186,8 +186,8 @@ class LocalServer:
             )
             return
         connection = ClientConnection(sock, self.limits, self._scratch)
-        onlooker = not self._uid_allowed(connection.uid)
-        if onlooker and not self._onlooker_allowed(connection.uid):
+        observer = not self._uid_allowed(connection.uid)
+        if observer and not self._observer_allowed(connection.uid):
             self._turn_away(
                 sock,
                 AuthenticationError(
@@ -197,7 +197,7 @@ class LocalServer:
             )
             return
         client = secrets.randbits(63)
-        session = ClientSession(client, connection, self._context, onlooker=onlooker)
+        session = ClientSession(client, connection, self._context, observer=observer)
         self._sessions[client] = session
         connection.start(session)
         self._clients_changed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from allreduced.core.errors import AllReducedError, GroupChanged, PeerLost, RankLost, WireError, to_wire
-from allreduced.protocol.peer import Loss
+from allreduced.protocol.change import Loss
 
 _SHOWN = 8
 _LONG = 64

@@ -13,26 +13,21 @@ from allreduced.core.errors import AllReducedError, ProtocolError
 from allreduced.daemon.engine import events as engine_events
 from allreduced.daemon.membership import events as membership_events
 from allreduced.daemon.ports import EventSink
+from allreduced.protocol.change import Accept, Accepted, Committed, Prepare, Promise, Trouble
 from allreduced.protocol.peer import (
-    Accept,
-    Accepted,
     Announce,
     Broken,
-    Committed,
     Form,
     Frame,
     Goodbye,
     Heartbeat,
     Left,
     PeerTable,
-    Prepare,
-    Promise,
     Refuse,
     Retract,
     Status,
     StatusFrame,
     StatusRequest,
-    Trouble,
     decode,
     encode,
 )

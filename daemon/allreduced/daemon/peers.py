@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from allreduced.core.errors import AgentUnavailable, AllReducedError, AuthenticationError, ConfigError
 from allreduced.core.log_limit import LogLimit
@@ -24,6 +23,7 @@ from allreduced.daemon.link_watch import LinkWatch
 from allreduced.daemon.membership.events import LinkLost, PeerDown, PeerUp
 from allreduced.daemon.membership.liveness import Liveness, Look, Verdict
 from allreduced.daemon.peer_link import LinkOwner, LinkSink, LinkState, PeerLink, Target
+from allreduced.daemon.ports import ReachablePeer
 from allreduced.daemon.timing import Timing
 from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, PeerTable, StatusFrame
 from allreduced.transports.base import Link, LinkEvents, LinkOptions, Listener, Transport, is_refusal
@@ -45,17 +45,6 @@ MAX_LOST = 256
 
 LOST_SHOWN = 3600.0
 """Seconds for which they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerView:
-    """A reachable peer, for ``status``. ``silence`` in seconds."""
-
-    node: str
-    incarnation: int
-    address: str
-    remote: str
-    silence: float
 
 
 class Peers(LinkOwner):
@@ -109,13 +98,15 @@ class Peers(LinkOwner):
 
     # The agent's side
 
-    def view(self) -> tuple[PeerView, ...]:
+    def view(self) -> tuple[ReachablePeer, ...]:
         """Return the peers that can be reached now."""
         now = self.sink.now()
         for node in self._up:
             self._watch.note(node)
         return tuple(
-            PeerView(node, link.incarnation, link.address, link.link.remote_address, self._liveness.silence(node, now))
+            ReachablePeer(
+                node, link.incarnation, link.address, link.link.remote_address, self._liveness.silence(node, now)
+            )
             for node, link in sorted(self._up.items())
         )
 

@@ -8,6 +8,7 @@ They in turn see the driver as an :class:`EventSink`, and the driver sees the pu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from allreduced.core.errors import AllReducedError
@@ -35,6 +36,21 @@ class Result(NamedTuple):
     participants: tuple[int, ...]
     algorithm: str
     elapsed: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReachablePeer:
+    """A peer agent that there is a link to, for ``status``.
+
+    ``address``: where others can dial it, empty until it said so; ``remote``: where its link comes from. ``silence``:
+    seconds since something was heard of it.
+    """
+
+    node: str
+    incarnation: int
+    address: str
+    remote: str
+    silence: float
 
 
 class ClientPort(Protocol):

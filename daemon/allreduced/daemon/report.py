@@ -13,7 +13,7 @@ from allreduced.daemon.engine.snapshot import GroupInfo, HeldInfo, OperationInfo
 from allreduced.daemon.engine.snapshot import Snapshot as EngineSnapshot
 from allreduced.daemon.membership.instance import GatheringView, GroupView, State
 from allreduced.daemon.membership.instance import Snapshot as MembershipSnapshot
-from allreduced.daemon.peers import PeerView
+from allreduced.daemon.ports import ReachablePeer
 from allreduced.protocol.peer import Call
 from allreduced.protocol.status import (
     MAX_CALLS,
@@ -57,7 +57,7 @@ def make_report(
     facts: AgentFacts,
     engine: EngineSnapshot,
     membership: MembershipSnapshot,
-    peers: Sequence[PeerView],
+    peers: Sequence[ReachablePeer],
     state_of: Callable[[int], str],
     now: float,
 ) -> AgentReport:
@@ -103,7 +103,7 @@ def _group(view: GroupView, info: GroupInfo | None, state_of: Callable[[int], st
     if info is not None:
         # The longest waiting first: these say most, and there may be more than can be told.
         oldest = sorted(info["operations"], key=lambda operation: -operation["age"])
-        operations = [*_held(info["held"]), *map(_operation, oldest)]
+        operations = [*_held(info["held"]), *(_operation(operation, view.awaited) for operation in oldest)]
         failed = [
             FailedReport(one["name"], one["use"], *_told(one["error"]), tuple(one["waiting"])) for one in info["failed"]
         ]
@@ -113,7 +113,7 @@ def _group(view: GroupView, info: GroupInfo | None, state_of: Callable[[int], st
         state="broken" if error is not None else view.state,
         generation=info["generation"] if info is not None else view.generation,
         size=view.size,
-        members=info["members"] if info is not None else view.members,
+        members=view.members,
         ranks=tuple(ProcessReport(rank, pid, state_of(client)) for rank, client, pid in view.local),
         left=view.left,
         error=code,
@@ -124,7 +124,8 @@ def _group(view: GroupView, info: GroupInfo | None, state_of: Callable[[int], st
     )
 
 
-def _operation(info: OperationInfo) -> OperationReport:
+def _operation(info: OperationInfo, awaited: tuple[str, ...]) -> OperationReport:
+    """``awaited``: whom the members' agreement on a change waits for, which only the memberships know."""
     left = info["deadline_in"]
     return OperationReport(
         name=info["name"],
@@ -136,7 +137,7 @@ def _operation(info: OperationInfo) -> OperationReport:
         arrivals=tuple((rank, _seconds(info["age"] - after)) for rank, after in info["arrivals"].items()),
         missing=tuple(info["missing"]),
         waits_for=info["waits_for"],
-        nodes=tuple(info["nodes"]),
+        nodes=awaited if info["waits_for"] == "change" else tuple(info["nodes"]),
     )
 
 

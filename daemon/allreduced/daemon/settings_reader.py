@@ -202,18 +202,12 @@ def _check(settings: Settings, places: Mapping[str, str]) -> None:
         raise wrong("limits.arena_bytes", "it has no room for 16 tiles", f"at least {size_text(16 * tile)}")
     if limits.arena_bytes and limits.arena_bytes_per_client > limits.arena_bytes:
         raise wrong("limits.arena_bytes_per_client", "it is more than arena_bytes", "at most arena_bytes")
-    failure = settings.failure
-    if failure.deadline < failure.failure_timeout:
+    try:
+        _ = settings.timing
+    except ConfigError as error:
         # The one that was given is at fault; where both were, the deadline.
-        key, other = ("deadline", "failure_timeout")
-        if "failure.deadline" not in places:
-            key, other = other, key
-        raise wrong(
-            f"failure.{key}",
-            f"failure.deadline ({failure.deadline:g} s) is shorter than failure.failure_timeout "
-            f"({failure.failure_timeout:g} s): operations would be given up before a silent peer is found",
-            f"give failure.{key} another value, or failure.{other} too",
-        )
+        given = "deadline" if "failure.deadline" in places else "failure_timeout"
+        raise wrong(f"failure.{given}", error.message, error.hint) from error
     if settings.agent.socket:
         try:
             parse_socket(settings.agent.socket)
@@ -230,11 +224,6 @@ def _check(settings: Settings, places: Mapping[str, str]) -> None:
         if address.scheme not in schemes():
             raise wrong(key, f"there is no transport {address.scheme!r} ({text})", "write tcp://host:port")
 
-    try:
-        _ = settings.timing
-    except ConfigError as error:
-        given = "deadline" if "failure.deadline" in places else "failure_timeout"
-        raise wrong(f"failure.{given}", error.message, error.hint) from error
     peers = settings.peers
     if peers.listen:
         check_address("peers.listen", peers.listen, any_port=True)

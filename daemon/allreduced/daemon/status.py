@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from allreduced.daemon.peers import PeerView
+from allreduced.daemon.ports import ReachablePeer
 from allreduced.protocol.peer import Frame, Status, StatusFrame, StatusRequest
 from allreduced.protocol.status import AgentReport, UnansweredReport
 
@@ -37,7 +37,7 @@ class Answer:
 class StatusPeers(Protocol):
     """The peer plane, as far as it is needed here."""
 
-    def view(self) -> tuple[PeerView, ...]:
+    def view(self) -> tuple[ReachablePeer, ...]:
         """Return the peers that can be reached now."""
 
     def not_reached(self) -> tuple[tuple[str, str], ...]:
@@ -59,7 +59,7 @@ class _Inquiry:
     reports: list[AgentReport]
 
 
-class StatusDesk:
+class StatusService:
     """Where clients and other agents ask what runs.
 
     ``report``: makes the own report for a uid. ``wait``: seconds for the answers of others, see :func:`status_wait`.

@@ -29,7 +29,7 @@ from allreduced.daemon.membership import events as membership_events
 from allreduced.daemon.membership.liveness import Verdict
 from allreduced.daemon.membership.membership import Membership
 from allreduced.daemon.timing import Timing
-from allreduced.protocol import peer
+from allreduced.protocol import change, peer
 
 _Action: TypeAlias = "engine_actions.Action | membership_actions.Action"
 _Event: TypeAlias = "engine_events.Event | membership_events.Event"
@@ -43,7 +43,7 @@ _NOTED = (
     engine_events.Changed,
 )
 _GRANTING = (peer.Ready, peer.MoreGrants, peer.Fetch)
-_OF_CHANGES = (peer.Trouble, peer.Prepare, peer.Promise, peer.Accept, peer.Accepted, peer.Committed)
+_OF_CHANGES = (change.Trouble, change.Prepare, change.Promise, change.Accept, change.Accepted, change.Committed)
 _OF_MEMBERSHIPS = (
     peer.Announce,
     peer.Retract,
@@ -337,6 +337,7 @@ class SimulatedAgent:
         if isinstance(event, engine_events.GroupStarted):
             seat = Seat(self.node, self.incarnation, self.process, event, now, event.generation, event.members)
             self._seats[event.group] = history.seats[event.group, self.node, self.incarnation] = seat
+            seat.gone_at = now if self.plane.closing else None
             history.counts["groups started"] += 1
             return
         known = self._seats.get(getattr(event, "group", 0))

@@ -12,7 +12,7 @@ from tests.simulation.whole.process import Process
 from allreduced.core.errors import AllReducedError
 from allreduced.core.identity import Member
 from allreduced.daemon.engine.events import GroupStarted
-from allreduced.protocol.peer import Change
+from allreduced.protocol.change import Change
 
 
 @dataclass(slots=True, eq=False)

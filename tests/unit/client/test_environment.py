@@ -9,12 +9,11 @@ import pytest
 from allreduced.client.environment import (
     Launch,
     first_host,
-    launcher_identity,
     parse_tasks_per_node,
-    process_identity,
     read_agent,
     read_launch,
 )
+from allreduced.client.processes import launcher_identity, process_identity
 from allreduced.core.errors import ConfigError
 
 TORCHRUN = {
@@ -251,7 +250,7 @@ def test_where_private_agents_meet() -> None:
 
 
 def test_the_launcher_is_found_behind_a_shell() -> None:
-    code = "from allreduced.client.environment import launcher_identity as f; print(f(('T_RANK',)))"
+    code = "from allreduced.client.processes import launcher_identity as f; print(f(('T_RANK',)))"
     # The ranks of one launcher, one of them inside a shell: the shell has the rank's T_RANK, the launcher has not.
     direct = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "T_RANK": "0"}, capture_output=True, text=True, check=True

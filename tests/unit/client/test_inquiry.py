@@ -16,8 +16,8 @@ from tests.support.reports import REPORT
 from allreduced.client.inquiry import ClusterStatus, ask_status
 from allreduced.core.addresses import parse_socket
 from allreduced.core.errors import AgentUnavailable, AllReducedError, AuthenticationError, ProtocolError, to_wire
-from allreduced.daemon.peers import PeerView
-from allreduced.daemon.status import StatusDesk
+from allreduced.daemon.ports import ReachablePeer
+from allreduced.daemon.status import StatusService
 from allreduced.protocol.local import (
     AgentStatus,
     Refused,
@@ -38,8 +38,8 @@ def ask(name: str, timeout: float = SECONDS) -> ClusterStatus:
 
 
 class SilentPeer:
-    def view(self) -> tuple[PeerView, ...]:
-        return (PeerView("b", 12, "", "", 3.0),)
+    def view(self) -> tuple[ReachablePeer, ...]:
+        return (ReachablePeer("b", 12, "", "", 3.0),)
 
     def not_reached(self) -> tuple[tuple[str, str], ...]:
         return ()
@@ -50,14 +50,14 @@ class SilentPeer:
 
 async def test_reports_and_unanswered_agents_are_returned() -> None:
     async with open_plane() as plane:
-        plane.server.ask_at(StatusDesk(lambda uid: REPORT, SilentPeer(), wait=0.0))
+        plane.server.use_status(StatusService(lambda uid: REPORT, SilentPeer(), wait=0.0))
         told = await asyncio.to_thread(ask, plane.name)
     assert told.reports == (REPORT,)
     assert told.unanswered == (UnansweredReport("b", "did not answer within 0 s; last heard of 3.0 s ago"),)
 
 
 async def test_who_may_not_attach_is_told_so() -> None:
-    async with open_plane(uid_allowed=lambda uid: False, onlooker_allowed=lambda uid: False) as plane:
+    async with open_plane(uid_allowed=lambda uid: False, observer_allowed=lambda uid: False) as plane:
         with pytest.raises(AuthenticationError, match="may not attach"):
             await asyncio.to_thread(ask, plane.name)
 

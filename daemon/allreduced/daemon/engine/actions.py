@@ -9,7 +9,8 @@ from allreduced.core.dtypes import DType
 from allreduced.core.errors import AllReducedError
 from allreduced.core.reductions import Reduction
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import EngineFrame, Failure, Result
+from allreduced.protocol.change import Failure, Result
+from allreduced.protocol.peer import EngineFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """Answer to Freeze, for the memberships: what this member has of ``generation``. Fields as in ``peer.Promise``."""
+    """Answer to Freeze, for the memberships: what this member has of ``generation``. Fields: see ``change.Promise``."""
 
     group: int
     generation: int

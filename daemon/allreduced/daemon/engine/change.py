@@ -25,7 +25,7 @@ from allreduced.daemon.engine.plan import plan_for
 from allreduced.daemon.engine.timers import Timed, Timers
 from allreduced.daemon.engine.verdict import LastWords
 from allreduced.daemon.losses import error_of
-from allreduced.protocol.peer import MAX_FAILURES, Change, Failure, Result
+from allreduced.protocol.change import MAX_FAILURES, Change, Failure, Result
 
 
 def at_rest(operation: Operation) -> bool:

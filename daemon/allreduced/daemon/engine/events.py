@@ -9,7 +9,8 @@ from typing import TypeAlias
 from allreduced.core.errors import AllReducedError
 from allreduced.core.identity import GroupKey, Member
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import Change, EngineFrame, Fingerprint
+from allreduced.protocol.change import Change
+from allreduced.protocol.peer import EngineFrame, Fingerprint
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from allreduced.daemon.engine.actions import SendFrame
 from allreduced.daemon.engine.context import Context
 from allreduced.daemon.engine.events import Submitted
 from allreduced.daemon.engine.group import Group
-from allreduced.protocol.peer import MAX_FORGET, Forget, Forgettable, OperationFrame
+from allreduced.protocol.change import MAX_FORGET
+from allreduced.protocol.peer import Forget, Forgettable, OperationFrame
 
 MAX_NAMES_BYTES = 256 << 10
 """Bytes of the names of one proposal, far below what a frame may have."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from allreduced.core.errors import AllReducedError
 from allreduced.daemon.engine.events import GroupStarted
 from allreduced.daemon.engine.operation import Operation
-from allreduced.protocol.peer import Change, Fingerprint
+from allreduced.protocol.change import Change
+from allreduced.protocol.peer import Fingerprint
 
 if TYPE_CHECKING:
     from allreduced.daemon.engine.forgetting import Forgetting

@@ -15,7 +15,8 @@ from allreduced.daemon.engine.context import Context
 from allreduced.daemon.engine.group import Group
 from allreduced.daemon.engine.operation import Operation, State
 from allreduced.daemon.engine.timers import Timed, Timers
-from allreduced.protocol.peer import MAX_RESULT_NAMES, MAX_RESULTS, Confirm
+from allreduced.protocol.change import MAX_RESULT_NAMES, MAX_RESULTS
+from allreduced.protocol.peer import Confirm
 
 
 def must_keep(unconfirmed: int) -> bool:

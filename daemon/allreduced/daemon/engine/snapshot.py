@@ -102,7 +102,7 @@ def take_snapshot(
     """
     return {
         "node": context.node,
-        "groups": {number: _group(group, now, each) for number, group in groups.items()},
+        "groups": {number: _group(context, group, now, each) for number, group in groups.items()},
         "memory": memory.snapshot(),
         "leases": leases.snapshot(),
         "outstanding": {
@@ -115,7 +115,7 @@ def take_snapshot(
     }
 
 
-def _group(group: Group, now: float, each: int | None) -> GroupInfo:
+def _group(context: Context, group: Group, now: float, each: int | None) -> GroupInfo:
     return {
         "key": group.key,
         "generation": group.generation,
@@ -124,7 +124,7 @@ def _group(group: Group, now: float, each: int | None) -> GroupInfo:
         "members": group.members,
         "left": sorted(group.left),
         "error": group.error,
-        "operations": [_operation(operation, now) for operation in islice(group.operations.values(), each)],
+        "operations": [_operation(context, operation, now) for operation in islice(group.operations.values(), each)],
         "more": max(len(group.operations) - each, 0) if each is not None else 0,
         "held": [
             {
@@ -146,8 +146,8 @@ def _group(group: Group, now: float, each: int | None) -> GroupInfo:
     }
 
 
-def _operation(operation: Operation, now: float) -> OperationInfo:
-    waits_for, nodes = _waits_for(operation)
+def _operation(context: Context, operation: Operation, now: float) -> OperationInfo:
+    waits_for, nodes = _waits_for(context, operation, now)
     started = operation.missing < len(operation.submits)
     return {
         "name": operation.name,
@@ -167,18 +167,17 @@ def _operation(operation: Operation, now: float) -> OperationInfo:
     }
 
 
-def _waits_for(operation: Operation) -> tuple[str, list[str]]:
+def _waits_for(context: Context, operation: Operation, now: float) -> tuple[str, list[str]]:
     """Say what the operation waits for, and of which nodes where it is others that are waited for."""
     members, mine = operation.group.members, operation.group.mine
-    if operation.disputed != math.inf:
-        return "calls", []
     if operation.group.frozen:
         return "change", []
+    if operation.disputed != math.inf:
+        return "calls", []
     verdict = operation.verdict
-    if verdict is not None and not verdict.kept:
-        return "verdict", [member.node for index, member in enumerate(members) if index not in verdict.words]
-    if operation.state is State.FETCHING:
-        return "result", list(operation.holders)
+    if operation.state is State.BROKEN or (verdict is not None and verdict.words and not verdict.kept):
+        heard = operation.group.departed.union(verdict.words if verdict is not None else ())
+        return "verdict", [member.node for at, member in enumerate(members) if at != mine and at not in heard]
     missing = set(operation.missing_ranks())
     if missing:
         return "ranks", [member.node for member in members if missing.intersection(member.ranks)]
@@ -187,16 +186,30 @@ def _waits_for(operation: Operation) -> tuple[str, list[str]]:
     if operation.state in (State.WITHDRAWING, State.RELEASING):
         views = zip(members, operation.peers, strict=True)
         return "withdrawal", [member.node for member, view in views if view.waiting]
+    if operation.state is State.FETCHING and operation.fetched is not None:
+        return "result", [operation.fetched.node]
+    if operation.state in (State.RESTARTING, State.FETCHING):
+        return "rest", []
     if operation.unready:
         views = zip(members, operation.peers, strict=True)
         return "peer_memory", [
             member.node for index, (member, view) in enumerate(views) if index != mine and view.ready is None
         ]
     if operation.done:
-        return "quorum", []
+        return "quorum", _silent(context, operation.group, now)
     if operation.outstanding:
         return "kernels", []
     if operation.execution is not None:
         due = [members[peer].node for peer in operation.execution.unserved()]
         return ("data" if due else ""), due
     return "", []
+
+
+def _silent(context: Context, group: Group, now: float) -> list[str]:
+    """Return the members that may live and were not heard within the failure timeout."""
+    since = now - context.limits.failure_timeout
+    return [
+        node
+        for node, member in group.others
+        if member not in group.departed and context.heard.get(node, -math.inf) < since
+    ]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from allreduced.protocol.peer import Accept, Accepted, Change, Prepare, Promise
+from allreduced.protocol.change import Accept, Accepted, Change, Prepare, Promise
 
 
 class Ballot(NamedTuple):

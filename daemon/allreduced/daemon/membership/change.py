@@ -20,16 +20,7 @@ from allreduced.daemon.membership.ballot import NONE, Acceptor, Ballot, ballot_o
 from allreduced.daemon.membership.instance import Instance, State
 from allreduced.daemon.membership.merge import merge
 from allreduced.daemon.membership.scene import Scene, Standing
-from allreduced.protocol.peer import (
-    Accept,
-    Accepted,
-    Change,
-    ChangeFrame,
-    Committed,
-    Prepare,
-    Promise,
-    Trouble,
-)
+from allreduced.protocol.change import Accept, Accepted, Change, ChangeFrame, Committed, Prepare, Promise, Trouble
 
 
 class Phase(enum.Enum):
@@ -130,6 +121,18 @@ class Agreement:
     def proposer(self) -> int:
         """The place of the member whose ballot was promised last; -1 if none was."""
         return self._acceptor.promised.proposer if self._acceptor.promised != NONE else -1
+
+    def awaited(self) -> tuple[str, ...]:
+        """Return the nodes whose part is missing: promises or acceptances here, else the proposer's next frame."""
+        match self.phase:
+            case Phase.WAITING:
+                places = [self.proposer] if self._led() else []
+            case Phase.PREPARING:
+                places = self._missing()
+            case _:
+                votes = self._votes | self._departed
+                places = [place for place in self._others() if place not in votes]
+        return tuple(self._instance.members[place].node for place in places)
 
     # What happens around
 

@@ -6,7 +6,7 @@ from allreduced.daemon.engine.events import NodeDeparted
 from allreduced.daemon.membership.actions import TellEngine
 from allreduced.daemon.membership.instance import Instance
 from allreduced.daemon.membership.scene import Scene, Standing
-from allreduced.protocol.peer import Change
+from allreduced.protocol.change import Change
 
 
 def begin_next(scene: Scene, instance: Instance, change: Change, mine: int) -> None:

@@ -6,7 +6,6 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from allreduced.core.errors import AllReducedError
 from allreduced.core.identity import GroupKey, Member
@@ -14,10 +13,8 @@ from allreduced.daemon.engine.events import GroupStarted
 from allreduced.daemon.losses import bounded
 from allreduced.daemon.membership.gathering import Claim
 from allreduced.daemon.membership.merge import Policy
-from allreduced.protocol.peer import Committed, Form, Loss
-
-if TYPE_CHECKING:
-    from allreduced.daemon.membership.change import Agreement
+from allreduced.protocol.change import Committed, Loss
+from allreduced.protocol.peer import Form
 
 
 class State(enum.Enum):
@@ -68,9 +65,8 @@ class Instance:
     """Ranks of this node whose processes ended, and that no change has told yet."""
     gaps: set[int] = field(default_factory=set)
     """Places of members whose link was reset: frames of this generation may be lost."""
-    agreement: Agreement | None = None
-    """The change that ends this generation, while it is under way."""
     give_up_at: float | None = None
+    """When a change that is under way, and not decided by then, is not waited for any more."""
     give_up_last: float = 0.0
     """Later than this the change is not waited for, whatever else becomes known."""
     committed: Committed | None = None
@@ -134,7 +130,8 @@ class Instance:
 class GroupView:
     """A proposed, running or broken group, for ``status``. ``local``: (rank, client, pid) of this node's clients.
 
-    ``state``: "changing" while its members agree on a change.
+    ``members``: those that it was formed with, so that who is lost is still told. ``state``: "changing" while its
+    members agree on a change; ``awaited``: the nodes whose part in that is missing.
     """
 
     group: int
@@ -146,6 +143,7 @@ class GroupView:
     left: tuple[int, ...]
     generation: int
     error: AllReducedError | None
+    awaited: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

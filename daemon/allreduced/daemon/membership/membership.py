@@ -22,23 +22,12 @@ from allreduced.daemon.membership.events import (
 )
 from allreduced.daemon.membership.forming import Forming
 from allreduced.daemon.membership.gathering import Gathering
-from allreduced.daemon.membership.instance import GatheringView, GroupView, Snapshot, State
+from allreduced.daemon.membership.instance import GatheringView, GroupView, Instance, Snapshot, State
 from allreduced.daemon.membership.running import Running
 from allreduced.daemon.membership.scene import Scene
 from allreduced.daemon.timing import Timing
-from allreduced.protocol.peer import (
-    Announce,
-    Broken,
-    ChangeFrame,
-    Committed,
-    Form,
-    Left,
-    MembershipFrame,
-    Prepare,
-    Refuse,
-    Retract,
-    Trouble,
-)
+from allreduced.protocol.change import ChangeFrame, Committed, Prepare, Trouble
+from allreduced.protocol.peer import Announce, Broken, Form, Left, MembershipFrame, Refuse, Retract
 
 _EARLY = 256
 """Frames about changes that are kept for a proposal at most."""
@@ -106,17 +95,7 @@ class Membership:
         scene = self._scene
         return Snapshot(
             groups=tuple(
-                GroupView(
-                    group=instance.group,
-                    key=instance.form.key,
-                    generation=instance.generation,
-                    state="changing" if instance.agreement is not None else instance.state.value,
-                    size=len(instance.form.clients),
-                    members=instance.members,
-                    local=tuple((rank, claim.client, claim.pid) for rank, claim in sorted(instance.local.items())),
-                    left=tuple(sorted(instance.left)),
-                    error=instance.error,
-                )
+                self._view(instance)
                 for instance in scene.instances.values()
                 if instance.local  # others are kept for the sake of other members only
             ),
@@ -132,6 +111,21 @@ class Membership:
             ),
             peers=tuple(sorted(scene.peers.items())),
             ignored=scene.ignored,
+        )
+
+    def _view(self, instance: Instance) -> GroupView:
+        awaited = self._running.awaited(instance.group)
+        return GroupView(
+            group=instance.group,
+            key=instance.form.key,
+            generation=instance.generation,
+            state=instance.state.value if awaited is None else "changing",
+            size=len(instance.form.clients),
+            members=instance.form.members,
+            local=tuple((rank, claim.client, claim.pid) for rank, claim in sorted(instance.local.items())),
+            left=tuple(sorted(instance.left)),
+            error=instance.error,
+            awaited=awaited or (),
         )
 
     def _silent(self, gathering: Gathering) -> list[str]:
@@ -210,7 +204,8 @@ class Membership:
             return
         if isinstance(frame, Trouble | Prepare | Committed):
             self._forming.went_on_without(frame.group, wording.went_on_without(frame))
-        if isinstance(frame, Prepare):
+        departs = isinstance(frame, Trouble) and any(loss.whole and loss.node == node for loss in frame.losses)
+        if isinstance(frame, Prepare | Trouble) and not departs:
             self._running.refuse(node, frame)
 
     def _take_early(self, now: float) -> None:

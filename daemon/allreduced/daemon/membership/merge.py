@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from allreduced.core.identity import Member
 from allreduced.daemon.losses import bounded, brief
 from allreduced.daemon.membership import wording
-from allreduced.protocol.peer import (
+from allreduced.protocol.change import (
     MAX_FAILURES,
     MAX_RESULT_NAMES,
     MAX_RESULTS,

@@ -22,7 +22,8 @@ from allreduced.daemon.membership.instance import Instance, State
 from allreduced.daemon.membership.merge import sound
 from allreduced.daemon.membership.recent import Recent
 from allreduced.daemon.membership.scene import Scene, Standing
-from allreduced.protocol.peer import Accept, Change, ChangeFrame, Committed, Left, Loss, Prepare, Trouble
+from allreduced.protocol.change import Accept, Change, ChangeFrame, Committed, Loss, Prepare, Trouble
+from allreduced.protocol.peer import Left
 
 _CHANGING = (State.RUNNING, State.BROKEN)
 _PAST = 64
@@ -33,6 +34,8 @@ class Running:
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
+        # The changes that are under way, by group.
+        self._agreements: dict[int, Agreement] = {}
         # The last change of groups that are forgotten here, for members that do not know it.
         self._past: Recent[Committed] = Recent(_PAST)
 
@@ -96,9 +99,10 @@ class Running:
                 self._scene.out.append(SendFrame(node, Left(instance.group, instance.generation, own)))
             gap = place in instance.gaps
             instance.gaps.discard(place)
-            if instance.agreement is not None:
-                instance.agreement.link_back(place)
-                self._follow(instance, instance.agreement.reconsider(now), now)
+            agreement = self._agreements.get(instance.group)
+            if agreement is not None:
+                agreement.link_back(place)
+                self._follow(instance, agreement.reconsider(now), now)
             elif gap and place not in instance.departed:
                 self._trouble(instance, now)
 
@@ -189,12 +193,11 @@ class Running:
         else:
             if isinstance(frame, Trouble):
                 self._note_departures(instance, frame.losses)
-            if instance.agreement is None:
-                self._begin(instance, now)
+            agreement = self._agreements.get(instance.group) or self._begin(instance, now)
             if isinstance(frame, Accept) and not sound(frame.change, frame.generation, instance.members):
                 self._scene.ignored += 1
-            elif instance.agreement is not None:
-                self._follow(instance, instance.agreement.arrived(place, frame, now), now)
+            else:
+                self._follow(instance, agreement.arrived(place, frame, now), now)
 
     def _leaves(self, instance: Instance, place: int, frame: Trouble, now: float) -> None:
         """Take a member's word that it votes no more, in whatever generation it is."""
@@ -207,8 +210,9 @@ class Running:
     def frozen(self, frozen: Frozen, now: float) -> None:
         """Take the engine's answer to Freeze."""
         instance = self._scene.instances.get(frozen.group)
-        if instance is not None and instance.agreement is not None:
-            self._follow(instance, instance.agreement.frozen(frozen, now), now)
+        agreement = self._agreements.get(frozen.group)
+        if instance is not None and agreement is not None:
+            self._follow(instance, agreement.frozen(frozen, now), now)
 
     def _note_departures(self, instance: Instance, losses: Sequence[Loss]) -> None:
         for loss in losses:
@@ -227,17 +231,26 @@ class Running:
         self._begin(instance, now)
         self._reconsider(instance, now)
 
-    def _begin(self, instance: Instance, now: float) -> None:
+    def _begin(self, instance: Instance, now: float) -> Agreement:
+        """Take part in the end of the generation, from now on or already, with new patience."""
         patience = self._scene.timing.give_up
-        if instance.agreement is None:
-            instance.agreement = Agreement(self._scene, instance)
+        agreement = self._agreements.get(instance.group)
+        if agreement is None:
+            agreement = self._agreements[instance.group] = Agreement(self._scene, instance)
             instance.give_up_last = now + patience * len(instance.members)
         # Each loss may take its time, but a member that comes and goes must not hold up the others for ever.
         instance.give_up_at = min(now + patience, instance.give_up_last)
+        return agreement
 
     def _reconsider(self, instance: Instance, now: float) -> None:
-        if instance.agreement is not None:
-            self._follow(instance, instance.agreement.reconsider(now), now)
+        agreement = self._agreements.get(instance.group)
+        if agreement is not None:
+            self._follow(instance, agreement.reconsider(now), now)
+
+    def awaited(self, group: int) -> tuple[str, ...] | None:
+        """Return the nodes whose part in the change that is under way is missing; None where there is none."""
+        agreement = self._agreements.get(group)
+        return agreement.awaited() if agreement is not None else None
 
     def _follow(self, instance: Instance, outcome: Outcome, now: float) -> None:
         match outcome:
@@ -266,7 +279,8 @@ class Running:
         mine = next((place for place, member in enumerate(change.members) if self._is_me(member)), -1)
         out = mine < 0 or committed.generation > instance.generation or instance.state is State.CUT_OFF
         instance.committed = committed
-        instance.agreement = instance.give_up_at = None
+        self._agreements.pop(instance.group, None)
+        instance.give_up_at = None
         instance.left.update(change.left)
         self._scene.out.append(TellEngine(Changed(instance.group, committed.generation, change)))
         if out:
@@ -317,7 +331,7 @@ class Running:
         was = instance.state
         instance.state = State.CUT_OFF
         instance.error = instance.error or error
-        instance.agreement = None
+        self._agreements.pop(instance.group, None)
         instance.give_up_at = None
         self._scene.tell_members(instance, self._departure(instance))
         self._scene.out.append(TellEngine(GroupBroken(instance.group, error)))
@@ -331,8 +345,8 @@ class Running:
         loss = Loss(member.node, member.ranks, whole=True, proven=True, error=brief(error))
         return Trouble(instance.group, instance.generation, (loss,))
 
-    def refuse(self, node: str, frame: Prepare) -> None:
-        """Answer a proposer that takes this node for a member of a group that it does not have (any more)."""
+    def refuse(self, node: str, frame: Prepare | Trouble) -> None:
+        """Answer somebody who takes this node for a member of a group that it does not have (any more)."""
         past = self._past.get(frame.group)
         if past is not None:
             self._scene.out.append(SendFrame(node, past))
@@ -345,7 +359,8 @@ class Running:
     def time_passed(self, now: float) -> None:
         """Do what is due."""
         for instance in list(self._scene.instances.values()):
-            if instance.agreement is None:
+            agreement = self._agreements.get(instance.group)
+            if agreement is None:
                 continue
             if instance.give_up_at is not None and now >= instance.give_up_at:
                 missing = [
@@ -356,15 +371,14 @@ class Running:
                 seconds = self._scene.timing.give_up
                 self._cut_off(instance, wording.undecided(instance.form.key, self._scene.node, seconds, missing))
             else:
-                self._follow(instance, instance.agreement.time_passed(now), now)
+                self._follow(instance, agreement.time_passed(now), now)
 
     def next_deadline(self) -> float | None:
         """Return when :meth:`time_passed` is due, None where nothing waits."""
         times = [
             at
-            for instance in self._scene.instances.values()
-            if instance.agreement is not None
-            for at in (instance.give_up_at, instance.agreement.due)
+            for group, agreement in self._agreements.items()
+            for at in (self._scene.instances[group].give_up_at, agreement.due)
             if at is not None
         ]
         return min(times, default=None)
@@ -386,7 +400,7 @@ class Running:
         del self._scene.instances[instance.group]
         if instance.committed is not None:
             self._past.add(instance.group, instance.committed)
-        if instance.agreement is not None:
+        if self._agreements.pop(instance.group, None) is not None:
             # The engine may be frozen, and nobody would tell it how what is in flight ended.
             error = wording.not_in_group(self._scene.node)
             self._scene.out.append(TellEngine(GroupBroken(instance.group, error)))

@@ -16,7 +16,7 @@ from allreduced.core.errors import (
 from allreduced.core.identity import GroupKey, Member
 from allreduced.daemon.losses import error_of
 from allreduced.daemon.membership.gathering import Claim, sizes_by_rank
-from allreduced.protocol.peer import ChangeFrame, Loss, Trouble
+from allreduced.protocol.change import ChangeFrame, Loss, Trouble
 
 _SHOWN = 16
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from tests.support.reports import agent, group_at
 
-from allreduced.daemon.peers import PeerView
-from allreduced.daemon.status import Answer, StatusDesk, status_wait
+from allreduced.daemon.ports import ReachablePeer
+from allreduced.daemon.status import Answer, StatusService, status_wait
 from allreduced.protocol.peer import Frame, Status, StatusRequest
 from allreduced.protocol.status import AgentReport, UnansweredReport
 
@@ -21,8 +21,8 @@ class Peers:
         self.lost = lost
         self.sent: list[tuple[str, Frame]] = []
 
-    def view(self) -> tuple[PeerView, ...]:
-        return tuple(PeerView(node, 1, "", "", 3.0) for node in self.up)
+    def view(self) -> tuple[ReachablePeer, ...]:
+        return tuple(ReachablePeer(node, 1, "", "", 3.0) for node in self.up)
 
     def not_reached(self) -> tuple[tuple[str, str], ...]:
         return self.lost
@@ -42,43 +42,43 @@ def test_the_wait_follows_from_the_failure_timeout(timeout: float, wait: float) 
 
 def test_an_agent_alone_answers_at_once() -> None:
     answers: list[Answer] = []
-    desk = StatusDesk(lambda uid: agent("a"), Peers(), wait=1.0)
-    desk.ask(7, answers.append, others=True)
+    service = StatusService(lambda uid: agent("a"), Peers(), wait=1.0)
+    service.ask(7, answers.append, others=True)
     assert answers == [Answer((agent("a"),), ())]
 
 
 async def test_answers_are_told_as_soon_as_all_are_there() -> None:
     answers: list[Answer] = []
     peers = Peers("c", "b")
-    desk = StatusDesk(lambda uid: agent("a"), peers, wait=1000.0)
-    desk.ask(7, answers.append, others=True)
+    service = StatusService(lambda uid: agent("a"), peers, wait=1000.0)
+    service.ask(7, answers.append, others=True)
     assert peers.sent == [("b", StatusRequest(1, 7)), ("c", StatusRequest(1, 7))]
-    desk.frame_arrived("c", Status(1, agent("c")))
+    service.frame_arrived("c", Status(1, agent("c")))
     assert answers == []
-    desk.frame_arrived("b", Status(1, agent("b")))
+    service.frame_arrived("b", Status(1, agent("b")))
     assert [nodes(answer) for answer in answers] == [["a", "b", "c"]]
     assert answers[0].unanswered == ()
 
 
 async def test_answers_that_nobody_waits_for_are_ignored() -> None:
     answers: list[Answer] = []
-    desk = StatusDesk(lambda uid: agent("a"), Peers("b"), wait=1000.0)
-    desk.frame_arrived("b", Status(1, agent("b")))
-    desk.ask(7, answers.append, others=True)
-    desk.frame_arrived("c", Status(1, agent("c")))  # it was not asked
-    desk.frame_arrived("b", Status(1, agent("c")))  # another one's report
-    desk.frame_arrived("b", Status(2, agent("b")))
+    service = StatusService(lambda uid: agent("a"), Peers("b"), wait=1000.0)
+    service.frame_arrived("b", Status(1, agent("b")))
+    service.ask(7, answers.append, others=True)
+    service.frame_arrived("c", Status(1, agent("c")))  # it was not asked
+    service.frame_arrived("b", Status(1, agent("c")))  # another one's report
+    service.frame_arrived("b", Status(2, agent("b")))
     assert answers == []
-    desk.frame_arrived("b", Status(1, agent("b")))
-    desk.frame_arrived("b", Status(1, agent("b")))
+    service.frame_arrived("b", Status(1, agent("b")))
+    service.frame_arrived("b", Status(1, agent("b")))
     assert [nodes(answer) for answer in answers] == [["a", "b"]]
 
 
 async def test_agents_that_do_not_answer_are_named_with_the_reason() -> None:
     found: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     peers = Peers("b", "d", lost=(("c", "lost 7.0 s ago: agent 'c' was silent for 5.0 s"), ("", "not at tcp://x:1")))
-    desk = StatusDesk(lambda uid: agent("a", group_at("a")), peers, wait=0.0)
-    desk.ask(7, found.set_result, others=True)
+    service = StatusService(lambda uid: agent("a", group_at("a")), peers, wait=0.0)
+    service.ask(7, found.set_result, others=True)
     peers.up.remove("d")
     answer = await asyncio.wait_for(found, PATIENCE)
     assert nodes(answer) == ["a"]
@@ -92,10 +92,10 @@ async def test_agents_that_do_not_answer_are_named_with_the_reason() -> None:
 
 def test_a_member_without_a_link_is_named() -> None:
     answers: list[Answer] = []
-    desk = StatusDesk(lambda uid: agent("a", group_at("a")), Peers(), wait=1.0)
-    desk.ask(7, answers.append, others=True)
+    service = StatusService(lambda uid: agent("a", group_at("a")), Peers(), wait=1.0)
+    service.ask(7, answers.append, others=True)
     assert answers[0].unanswered == (UnansweredReport("b", "there is no link to it"),)
-    desk.ask(7, answers.append, others=False)
+    service.ask(7, answers.append, others=False)
     assert answers[1].unanswered == ()
 
 
@@ -107,7 +107,7 @@ def test_other_agents_are_answered_for_their_user() -> None:
         return agent("a")
 
     peers = Peers("b")
-    StatusDesk(report, peers, wait=1.0).frame_arrived("b", StatusRequest(9, 1001))
+    StatusService(report, peers, wait=1.0).frame_arrived("b", StatusRequest(9, 1001))
     assert (peers.sent, uids) == ([("b", Status(9, agent("a")))], [1001])
 
 
@@ -116,16 +116,16 @@ def test_a_defect_in_a_report_does_not_reach_the_link(caplog: pytest.LogCaptureF
         raise KeyError(uid)
 
     peers = Peers("b")
-    StatusDesk(report, peers, wait=1.0).frame_arrived("b", StatusRequest(9, 1001))
+    StatusService(report, peers, wait=1.0).frame_arrived("b", StatusRequest(9, 1001))
     assert peers.sent == []
     assert "event=defect" in caplog.text
 
 
 async def test_nothing_is_told_after_the_end() -> None:
     answers: list[Answer] = []
-    desk = StatusDesk(lambda uid: agent("a"), Peers("b"), wait=0.0)
-    desk.ask(7, answers.append, others=True)
-    desk.close()
+    service = StatusService(lambda uid: agent("a"), Peers("b"), wait=0.0)
+    service.ask(7, answers.append, others=True)
+    service.close()
     await asyncio.sleep(0)
-    desk.frame_arrived("b", Status(1, agent("b")))
+    service.frame_arrived("b", Status(1, agent("b")))
     assert answers == []

@@ -192,12 +192,12 @@ class Proxied:
     # Network
 
     def prefix(self, node: int) -> tuple[str, ...]:
-        """See Network."""
+        """See ``chaos.network``."""
         del node
         return ()
 
     def arguments(self, node: int) -> tuple[str, ...]:
-        """See Network: all agents are listed, so that none is dialled at an address that it tells itself."""
+        """See ``chaos.network``: all agents are listed, so that none is dialled at an address that it tells itself."""
         listed = [
             f"--peer={name(other)}=tcp://127.0.0.1:{self._wires[node, other].port}"
             for other in range(self._nodes)
@@ -206,11 +206,11 @@ class Proxied:
         return ("--listen", "tcp://127.0.0.1:0", *listed)
 
     def environment(self) -> dict[str, str]:
-        """See Network."""
+        """See ``chaos.network``."""
         return {}
 
     def started(self, node: int, listen: str) -> None:
-        """See Network."""
+        """See ``chaos.network``."""
         port = int(listen.rpartition(":")[2])
 
         def act() -> None:
@@ -220,7 +220,7 @@ class Proxied:
         self._on_loop(act)
 
     def gone(self, node: int) -> None:
-        """See Network: its address refuses connections from now on."""
+        """See ``chaos.network``: its address refuses connections from now on."""
 
         def act() -> None:
             for wire in self._towards(node):
@@ -229,7 +229,7 @@ class Proxied:
         self._on_loop(act)
 
     def close(self) -> None:
-        """See Network."""
+        """See ``chaos.network``."""
 
         async def stop() -> None:
             for gate in self._gates.values():
