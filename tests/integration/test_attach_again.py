@@ -150,7 +150,7 @@ def test_an_agent_that_hung_and_goes_on_has_the_rank_free(
     start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch, again: str
 ) -> None:
     monkeypatch.setattr("allreduced.client.session.GRACE_SECONDS", 0.0)
-    agent = start_agent("a")
+    agent = start_agent("a", ALLREDUCED_FAILURE_FAILURE_TIMEOUT="0.2")
 
     def alone() -> Communicator:
         return connect(job="job", rank=0, size=1, socket=agent.socket, deadline=BOUND)

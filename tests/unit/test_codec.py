@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from allreduced.core.errors import InternalError, ProtocolError
 from allreduced.core.limits import AtMost, Between, Id, Name, Rank, Seconds
 from allreduced.protocol import local, peer, wire_error
-from allreduced.protocol.codec import MORE_FIELDS, Codec
+from allreduced.protocol.codec import ADDED_LATER, MORE_FIELDS, Codec
 
 QUICK = settings(derandomize=True, database=None, deadline=None, max_examples=25)
 
@@ -196,9 +196,13 @@ def test_further_items_are_ignored_and_missing_ones_refused(cls: type) -> None:
     message = least(cls)
     array = msgpack.unpackb(way.encode(message))
     assert way.decode(msgpack.packb([*array, 1, "later", {"x": [b"y"]}])) == message
-    if len(array) > way.head:
+    later = [field.default for field in dataclasses.fields(cls) if field.metadata == ADDED_LATER]
+    earliest = array[: len(array) - len(later)]
+    told = {field.name: field.default for field in dataclasses.fields(cls)[len(dataclasses.fields(cls)) - len(later) :]}
+    assert way.decode(msgpack.packb(earliest)) == dataclasses.replace(message, **told)
+    if len(earliest) > way.head:
         with pytest.raises(ProtocolError, match=f"{cls.__name__} lacks the field"):
-            way.decode(msgpack.packb(array[:-1]))
+            way.decode(msgpack.packb(earliest[:-1]))
 
 
 @all_classes

@@ -65,8 +65,8 @@ VERSION_1: list[tuple[ToAgent | ToClient, str]] = [
         ("23000000924294ae61757468656e7469636174696f6eae6e6f7420796f7572206167656e74a080"),
     ),
     (
-        local.Joined(1, 7, 1, 3, 6, 1, (("node-a", (0, 1, 2)), ("node-b", (3, 4, 5)))),
-        ("2100000098430107010306019292a66e6f64652d619300010292a66e6f64652d6293030405"),
+        local.Joined(1, 7, 1, 3, 6, 1, (("node-a", (0, 1, 2)), ("node-b", (3, 4, 5))), 5.0),
+        ("2a00000099430107010306019292a66e6f64652d619300010292a66e6f64652d6293030405cb4014000000000000"),
     ),
     (local.ArenaGranted(2, 5, 1 << 26), ("0900000094440205ce04000000")),
     (local.ResultArena(6, 7, 1 << 20), ("0900000094450607ce00100000")),
@@ -173,6 +173,12 @@ def test_bodies_that_are_no_messages_are_refused(body: bytes, text: str) -> None
 def test_longer_forms_of_the_array_header_are_read() -> None:
     assert decode_to_agent(b"\xdd\x00\x00\x00\x02\x08\x07") == local.Leave(7)
     assert decode_to_agent(b"\xdc\x00\x02\x08\x07") == local.Leave(7)
+
+
+def test_the_joined_of_earlier_versions_tells_no_failure_timeout() -> None:
+    body = bytes.fromhex("98430107010306019292a66e6f64652d619300010292a66e6f64652d6293030405")
+    nodes = (("node-a", (0, 1, 2)), ("node-b", (3, 4, 5)))
+    assert local.decode_to_client(body) == local.Joined(1, 7, 1, 3, 6, 1, nodes, 0.0)
 
 
 def test_a_whole_chunk_fits() -> None:

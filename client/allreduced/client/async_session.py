@@ -58,7 +58,7 @@ class AsyncSession(Attachment):
         """
         self._check()
         until = time.monotonic() + (operation.deadline or self._conversation.default_deadline)
-        operation.give_up_at = until + GRACE_SECONDS
+        operation.give_up_at = until + self._conversation.failure_timeout + GRACE_SECONDS
         if self._conversation.told:
             self._held_up.append((operation, until))
             self._begin_to_attach(until)

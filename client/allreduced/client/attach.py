@@ -24,7 +24,8 @@ HELLO_SECONDS = 30.0
 """How long an agent may take to answer the hello; one that takes longer hangs."""
 
 GRACE_SECONDS = 20.0
-"""How much later than a deadline the agent's answer may come before the agent counts as hung."""
+"""How much later than a deadline the agent's answer may come before the agent counts as hung. To operations, which end
+by their deadline and the agent's ``failure_timeout``, that is added."""
 
 _STARTS = 2
 """How often one connect() starts a private agent again after one that did not come up, or ended at once."""

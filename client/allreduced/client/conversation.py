@@ -182,6 +182,11 @@ class Conversation:
         return self._default_deadline or (self.welcome.default_deadline if self.welcome is not None else 0.0)
 
     @property
+    def failure_timeout(self) -> float:
+        """Seconds by which the agent may end an operation later than its deadline, as far as it is known."""
+        return self.joined.failure_timeout if self.joined is not None else 0.0
+
+    @property
     def waiting(self) -> bool:
         """True while calls are held up because an earlier one waits for an arena."""
         return bool(self._backlog)

@@ -164,11 +164,11 @@ class Session(Attachment):
         if self._left:
             self._check_open()
         until = time.monotonic() + (operation.deadline or self._conversation.default_deadline)
-        operation.give_up_at = until + GRACE_SECONDS
         if self._conversation.told:
             self._attach_again(until)
             operation.deadline = max(until - time.monotonic(), 0.001)
         conversation = self._conversation
+        operation.give_up_at = until + conversation.failure_timeout + GRACE_SECONDS
         conversation.submit(operation)
         self._send()
         return conversation

@@ -5,7 +5,7 @@
 without a table walk per message. Everything wrong is a :class:`ProtocolError` that names message, field and fact.
 
 Fields are told in their order. A decoder ignores further items at the end of a message or record, which a later
-version may add, and refuses missing ones.
+version may add, and refuses missing ones but for those that are :data:`ADDED_LATER`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ KEPT_BYTES = 64 << 10
 
 SMALL = 1024
 """Bytes or items below which a body cannot make the decoder allocate much, see :meth:`Codec.unpack`."""
+
+
+ADDED_LATER: Mapping[str, bool] = {"added later": True}
+"""Metadata of the last fields of a message that earlier versions do not tell; they have their default then."""
 
 
 class Codec(Generic[M]):
@@ -134,10 +138,15 @@ def _bad(path: str, value: object, wanted: str) -> ProtocolError:
     return ProtocolError(f"{path} is {_show(value)}, it must be {wanted}")
 
 
-def _fit(path: str, value: object, names: tuple[str, ...]) -> tuple[object, ...]:
-    """Return the known fields of an array that has not exactly as many items as there are."""
+def _fit(path: str, value: object, names: tuple[str, ...], defaults: tuple[object, ...]) -> tuple[object, ...]:
+    """Return the known fields of an array that has not exactly as many items as there are.
+
+    ``defaults``: of the last fields, those that an earlier version does not tell.
+    """
     if type(value) is not tuple:
         raise _bad(path, value, f"an array of {len(names)} fields")
+    if len(names) - len(defaults) <= len(value) < len(names):
+        return value + defaults[len(value) - len(names) :]
     if len(value) < len(names):
         raise ProtocolError(f"{path} lacks the field {names[len(value)]}: {len(value)} items of {len(names)}")
     if len(value) > len(names) + MORE_FIELDS:
@@ -202,8 +211,9 @@ class _Source:
         if code is not None:
             targets, names = ["_", *targets], ("type code", *names)
         self.most_items = max(self.most_items, len(names) + MORE_FIELDS)
+        defaults = self._helper(_added_later(cls))
         lines = [
-            f"if type(a) is not tuple or len(a) != {len(names)}: a = fit({path!r}, a, {names!r})",
+            f"if type(a) is not tuple or len(a) != {len(names)}: a = fit({path!r}, a, {names!r}, {defaults})",
             f"[{', '.join(targets)}] = a",
         ]
         for name, hint in hints.items():
@@ -303,6 +313,12 @@ def _refuse(wrong: str, path: str, value: str, wanted: str) -> str:
 def _fields(cls: type) -> Mapping[str, Any]:
     """Return the fields of a record in their order, with their types and limits."""
     return get_type_hints(cls, include_extras=True, localns={"WireError": wire_error.Marker})
+
+
+def _added_later(cls: type) -> tuple[object, ...]:
+    """Return the defaults of the last fields of a record, which messages of earlier versions lack."""
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return tuple(field.default for field in fields if field.metadata == ADDED_LATER)
 
 
 def _split(hint: Any) -> tuple[Any, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias, cast
 
 from allreduced.core.errors import InternalError, ProtocolError, WireError
@@ -32,7 +32,7 @@ from allreduced.core.limits import (
     Size,
     Word,
 )
-from allreduced.protocol.codec import Codec
+from allreduced.protocol.codec import ADDED_LATER, Codec
 from allreduced.protocol.status import AgentReport, Unanswered
 
 LOWEST_VERSION = 1
@@ -193,7 +193,11 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The group is formed. ``nodes``: every node's name and ranks, by lowest rank; ``node`` indexes it."""
+    """The group is formed. ``nodes``: every node's name and ranks, by lowest rank; ``node`` indexes it.
+
+    ``failure_timeout``: seconds by which an operation may end later than its deadline at most; 0 where the agent's
+    version does not tell.
+    """
 
     request: Id
     group: Id
@@ -202,6 +206,7 @@ class Joined:
     size: Size
     node: Rank
     nodes: Nodes
+    failure_timeout: Duration = field(default=0.0, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)

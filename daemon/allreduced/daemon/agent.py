@@ -196,6 +196,7 @@ class Agent:
                 hello_timeout=limits.hello_timeout,
             ),
             default_deadline=settings.failure.deadline,
+            failure_timeout=timing.failure_timeout,
         )
         self._started = time.monotonic()
         self._peers = Peers(

@@ -46,6 +46,8 @@ class LocalContext:
     incarnation: int
     default_deadline: float
     """Seconds, for operations of groups that name none."""
+    failure_timeout: float
+    """Seconds by which an operation may end later than its deadline."""
     log: LogLimit
     drop_stale: Callable[[GroupKey, int], None]
     """Ends the connections that hold ranks of this group and whose processes are gone, other than this client's."""
@@ -402,7 +404,10 @@ class ClientSession:
         self._groups[group] = HeldGroup(group, rank, started.size, join.default_deadline)
         self._keys[group] = join.key
         nodes = tuple((member.node, member.ranks) for member in started.members)
-        self.connection.send(local.Joined(request, group, started.generation, rank, started.size, started.mine, nodes))
+        late = self._context.failure_timeout
+        self.connection.send(
+            local.Joined(request, group, started.generation, rank, started.size, started.mine, nodes, late)
+        )
 
     def failed(self, request: int, error: AllReducedError) -> None:
         """Send RequestFailed, for a join or an operation."""

@@ -56,11 +56,13 @@ class LocalServer:
         incarnation: int,
         limits: LocalLimits | None = None,
         default_deadline: float = 300.0,
+        failure_timeout: float = 5.0,
         uid_allowed: Callable[[int], bool] = own_uid_only,
         observer_allowed: Callable[[int], bool] = root_only,
     ) -> None:
         """``default_deadline``: seconds, for operations whose group names none.
 
+        ``failure_timeout``: seconds by which an operation may end later than its deadline.
         ``observer_allowed``: who else may connect, to ask for the status only.
         """
         self.limits = limits or LocalLimits()
@@ -74,6 +76,7 @@ class LocalServer:
             node=node,
             incarnation=incarnation,
             default_deadline=default_deadline,
+            failure_timeout=failure_timeout,
             log=self._log,
             drop_stale=self.drop_stale,
             ask_status=self._ask_status,

@@ -369,7 +369,7 @@ class Peers(LinkOwner):
                 case PeerUp():
                     logger.info("event=peer_up node=%s incarnation=%d", node, verdict.incarnation)
                 case LinkLost():
-                    logger.warning("event=link_lost node=%s", node)
+                    logger.warning("event=link_lost node=%s reason=%r", node, verdict.reason)
                 case PeerDown(error=None):
                     logger.info("event=peer_left node=%s", node)
                 case PeerDown(error=AllReducedError() as error, proven=proven):

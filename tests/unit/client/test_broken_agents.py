@@ -10,13 +10,17 @@ import pytest
 
 from allreduced.client import (
     AgentUnavailable,
+    AsyncCommunicator,
     ProtocolError,
+    WaitTimeout,
     connect,
 )
 from allreduced.protocol.local import (
     AllocateArena,
     ArenaGranted,
     Done,
+    Join,
+    Joined,
     Leave,
     ResultArena,
     Submit,
@@ -136,3 +140,31 @@ def test_an_agent_that_never_answers_does_not_hang_a_wait(
     with pytest.raises(AgentUnavailable, match="did not answer"):
         comm.all_reduce(np.ones(3), deadline=0.02)
     comm.close()
+
+
+def _undecided(agent: FakeAgent, client: Client, message: ToAgent) -> bool:
+    """Answer no submit, and tell that operations may end long after their deadline."""
+    if isinstance(message, Join):
+        client.send(Joined(message.request, 7, 1, 0, 1, 0, (("node-a", (0,)),), failure_timeout=1000.0))
+        return True
+    return isinstance(message, Submit)
+
+
+def test_an_agent_that_waits_for_another_one_is_not_held_to_hang(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allreduced.client.session.GRACE_SECONDS", 0.0)
+    with connect(socket=make_agent(_undecided).socket, job="j", rank=0, size=1) as comm:
+        work = comm.all_reduce(np.ones(3), deadline=0.01, async_op=True)
+        with pytest.raises(WaitTimeout):
+            work.wait(timeout=0.1)
+
+
+async def test_an_agent_that_waits_for_another_one_is_not_held_to_hang_in_asyncio(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allreduced.client.async_session.GRACE_SECONDS", 0.0)
+    async with AsyncCommunicator.connect(socket=make_agent(_undecided).socket, job="j", rank=0, size=1) as comm:
+        work = comm.all_reduce(np.ones(3), deadline=0.01)
+        with pytest.raises(WaitTimeout):
+            await work.wait(timeout=0.1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from allreduced.core.errors import AllReducedError
@@ -57,9 +57,13 @@ class PeerUp:
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """The link to a peer ended, which proves nothing: PeerUp or PeerDown follows within the failure timeout."""
+    """The link to a peer ended, which proves nothing: PeerUp or PeerDown follows within the failure timeout.
+
+    ``reason``: for the log.
+    """
 
     node: str
+    reason: str = field(default="another link took its place", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,7 +251,7 @@ class Liveness:
             case Tell.UP:
                 return PeerUp(node, peer.incarnation if incarnation is None else incarnation)
             case Tell.LINK_LOST:
-                return LinkLost(node)
+                return LinkLost(node) if peer.reason is None else LinkLost(node, peer.reason.message)
             case Tell.LEFT:
                 return PeerDown(node, None, proven=True)
             case Tell.SILENT:
