@@ -8,7 +8,7 @@ group after a line ``stop``. Writes lines of JSON; times are of the monotonic cl
   right; where something was not, also ``"wrong": {name: what}`` and
   ``"errors": {name: {"code", "message", "t", facts}}``,
 - ``{"event": "over", "job", "t", "error": None or {…}}`` when it has left a group: ``error`` is what a last call
-  got, which it makes in any case.
+  got, which it makes in any case but one: where its own agent was lost it would wait for the next one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.chaos.calls import large_calls, step_calls
 
 from allreduced.client import connect
 from allreduced.client.communicator import Communicator
-from allreduced.core.errors import AllReducedError, to_wire
+from allreduced.core.errors import AgentUnavailable, AllReducedError, to_wire
 
 
 class Orders:
@@ -59,8 +59,10 @@ def described(error: AllReducedError) -> dict[str, object]:
     return {**facts, "code": code, "message": message, "t": time.monotonic()}
 
 
-def step(comm: Communicator, job: str, number: int, sizes: list[int], *, mixed: bool, stop: bool) -> bool:
-    """Make one step; return whether all of it ended well and rank 0 wants another one."""
+def step(
+    comm: Communicator, job: str, number: int, sizes: list[int], *, mixed: bool, stop: bool
+) -> tuple[bool, set[object]]:
+    """Make one step; return whether rank 0 wants another one, and the codes of all errors."""
     calls = (step_calls if mixed else large_calls)(number, comm.rank, comm.size, sizes)
     got, wrong, errors, works = [], {}, {}, {}
     more = False
@@ -74,6 +76,8 @@ def step(comm: Communicator, job: str, number: int, sizes: list[int], *, mixed: 
                 works[call.name] = call, call.start(comm)
             except AllReducedError as error:
                 errors[call.name] = described(error)
+                if isinstance(error, AgentUnavailable):
+                    break  # a further call would wait for the next agent
         try:
             more = bool(flag.wait()[0])
             got.append("go on")
@@ -91,7 +95,7 @@ def step(comm: Communicator, job: str, number: int, sizes: list[int], *, mixed: 
                 got.append(name)
     bad = {key: value for key, value in (("wrong", wrong), ("errors", errors)) if value}
     tell("step", job=job, step=number, got=got, **bad)
-    return more and not errors
+    return more, {error["code"] for error in errors.values()}
 
 
 def run(order: Mapping[str, object], orders: Orders) -> None:
@@ -110,10 +114,12 @@ def run(order: Mapping[str, object], orders: Orders) -> None:
             default_deadline=float(str(order["deadline"])),
         ) as comm:
             tell("formed", job=job)
-            number = 0
-            while step(comm, job, number, sizes, mixed=mixed, stop=comm.rank == 0 and orders.stop()):
+            number, more, codes = 0, True, set[object]()
+            while more and not codes:
+                more, codes = step(comm, job, number, sizes, mixed=mixed, stop=comm.rank == 0 and orders.stop())
                 number += 1
-            comm.barrier(name="end")  # how does a further call end?
+            if AgentUnavailable.code not in codes:
+                comm.barrier(name="end")  # how does a further call end?
     except AllReducedError as failed:
         error = described(failed)
     tell("over", job=job, error=error)

@@ -126,7 +126,10 @@ def sweep(first: int, end: int, jobs: int) -> Tally:
     begun = time.monotonic()
     with ProcessPoolExecutor(jobs, initializer=_prepare) as pool:
         for done in as_completed([pool.submit(run_seeds, chunk) for chunk in chunks]):
-            tally.add(done.result())
+            found = done.result()
+            for seed, (invariant, what) in found.failed.items():
+                _say(f"\rseed {seed}: {invariant}: {what[:160]}\n", sys.stderr)
+            tally.add(found)
             rate = tally.runs / (time.monotonic() - begun)
             _say(
                 f"\r{tally.runs} of {end - first} runs, {len(tally.failed)} failed, {rate:.0f} per second ", sys.stderr

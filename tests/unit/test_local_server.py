@@ -204,6 +204,21 @@ async def test_a_refused_upload_fails_once_and_its_pieces_are_ignored() -> None:
         assert [event.request for event in plane.sink.refused] == [2]
 
 
+@pytest.mark.parametrize("changes", [{"count": 10000}, {"count": 10000, "payload": FOUR}])
+async def test_pieces_of_a_refused_upload_that_has_not_ended_are_ignored(changes: dict[str, object]) -> None:
+    async with open_plane(arenas=ArenaLimits(total=64 << 20, inputs=32 << 20, per_client=8192)) as plane:
+        plane.sink.refuse = lambda client, request, error: None  # a group that changes ends nothing for a while
+        client, number = await plane.join()
+        await client.send(submit(2, upload=True, **changes), local.Upload(2, bytes(20000)), local.Upload(2, bytes(20000)))
+        await client.send(submit(3, payload=FOUR))
+        assert (await plane.sink.told(Submitted)).request == 3
+        [refused] = plane.sink.refused
+        assert refused.request == 2
+        assert refused.refused is not None
+        plane.server.failed(number, 2, refused.refused)
+        assert (await client.receive(local.RequestFailed)).request == 2
+
+
 async def test_the_rank_is_gone_before_its_upload_is_complete(plane: Plane) -> None:
     client, number = await plane.join()
     before = plane.arenas.total_bytes

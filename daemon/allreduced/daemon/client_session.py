@@ -347,7 +347,7 @@ class ClientSession:
 
     def _upload(self, message: local.Upload) -> None:
         operation = self._operations.get(message.request)
-        if operation is None:
+        if operation is None or (operation.refused is not None and operation.message.upload):
             return  # pieces of a submit that was refused are on their way still
         done, source = operation.uploaded, operation.source
         if done is None or source is None:

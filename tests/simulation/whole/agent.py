@@ -337,6 +337,7 @@ class SimulatedAgent:
         if isinstance(event, engine_events.GroupStarted):
             seat = Seat(self.node, self.incarnation, self.process, event, now, event.generation, event.members)
             self._seats[event.group] = history.seats[event.group, self.node, self.incarnation] = seat
+            seat.gone_at = now if self.plane.closing else None
             history.counts["groups started"] += 1
             return
         known = self._seats.get(getattr(event, "group", 0))

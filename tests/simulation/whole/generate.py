@@ -146,7 +146,8 @@ def _faults(rng: random.Random, names: list[str], processes: dict[str, int]) -> 
         *("crash", "crash", "crash", "power", "pause", "pause", "pause", "drain", "cut", "cut", "cut"),
         *("part", "part", "part", "oneway", "oneway", "slow", "kill", "kill", "hang", "leave", "memory"),
     )
-    return tuple(_fault(rng, rng.choice(kinds), names, processes) for _ in range(rng.choice((1, 1, 2, 2, 3, 4))))
+    number = rng.randint(5, 9) if rng.random() < 0.08 else rng.choice((1, 1, 2, 2, 3, 4))
+    return tuple(_fault(rng, rng.choice(kinds), names, processes) for _ in range(number))
 
 
 def _fault(rng: random.Random, kind: str, names: list[str], processes: dict[str, int]) -> Fault:

@@ -271,8 +271,13 @@ def _check_words(world: World) -> None:
         plain = not operation.absent and operation.odd < 0 and operation.deadline > 5 * world.timeout
         if error is None or not plain or not request.client.alive or isinstance(error, AgentUnavailable):
             continue
-        lost = set(history.lost.get(request.group, ()))
-        wanted = RankLost if fault.kind == "kill" else PeerLost
+        name = request.seat.started.key.name
+        places = next((group.ranks for group in world.scenario.groups if group.name == name), ())
+        one = fault.kind == "kill"
+        lost = {
+            rank for rank, (node, slot) in enumerate(places) if node == fault.node and (not one or slot == fault.slot)
+        }
+        wanted = RankLost if one else PeerLost
         if not isinstance(error, wanted) or fault.node not in error.nodes or not set(error.ranks) <= lost:
             history.violated("7 who is lost", f"{_call(world, request)}, lost ranks {lost}: {error!r}", request.group)
 

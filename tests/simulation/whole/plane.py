@@ -93,16 +93,16 @@ class Plane:
     # What the driver needs
 
     def send_frame(self, node: str, frame: Frame) -> None:
-        """Send a control frame; dropped where there is no link."""
+        """Send a control frame; dropped where there is no link, and behind a goodbye."""
         link = self._up.get(node)
-        if link is not None:
+        if link is not None and not self.closing:
             link.sent = self.process.now()
             link.end.send(frame)
 
     def link(self, node: str) -> End | None:
         """Return the connection to the node, for data."""
         link = self._up.get(node)
-        return link.end if link is not None else None
+        return link.end if link is not None and not self.closing else None
 
     def close(self) -> None:
         """Say goodbye to everybody."""

@@ -215,10 +215,10 @@ class Wire:
         host = self.hosts[target]
 
         def reached() -> None:
-            if not host.powered:
-                return
             agent = host.agent
-            if agent is None or agent.closing:
+            if not host.powered or (agent is not None and agent.closing):
+                return
+            if agent is None:
                 self.carry(target, source, partial(owner.process.come, "dial", refused))
                 return
             # The machine accepts; the agent answers when it runs.

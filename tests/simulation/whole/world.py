@@ -120,7 +120,7 @@ class World:
             self.history.violated("1 one end", "a client waits for ever")
         if self._until(self.agenda.now + 3 * self.timeout, self._all_quiet):
             busy = [self._unrest(agent) for agent in self.agents.values() if not agent.idle]
-            self.history.violated("5 nothing left", "; ".join(busy))
+            self.history.violated("5 nothing left", "; ".join(busy), self._unquiet())
         self._form_after()
         if self._until(self.agenda.now + 25 * self.timeout, self._all_after):
             self.history.violated("6 works after", "a client waits for ever")
@@ -128,7 +128,7 @@ class World:
             client.leave()
         if self._until(self.agenda.now + 2 * self.timeout, self._all_gone):
             left = [self._unrest(agent) for agent in self.agents.values() if not self._gone(agent)]
-            self.history.violated("5 nothing left", f"after all left: {'; '.join(left)}")
+            self.history.violated("5 nothing left", f"after all left: {'; '.join(left)}", self._unquiet())
         check_run(self)
 
     def _until(self, time: float, done: Callable[[], bool]) -> bool:
@@ -167,6 +167,15 @@ class World:
             and not any(agent.workshop.busy)
             and not agent.workshop.arenas
         )
+
+    def _unquiet(self) -> int:
+        """Return a group that is not at rest."""
+        for agent in self.agents.values():
+            engine, memberships = agent.engine.snapshot(), agent.membership.snapshot()
+            for number, group in engine["groups"].items():
+                if group["ending"] or group["operations"] or all(view.group != number for view in memberships.groups):
+                    return number
+        return 0
 
     def _unrest(self, agent: SimulatedAgent) -> str:
         engine, memberships = agent.engine.snapshot(), agent.membership.snapshot()

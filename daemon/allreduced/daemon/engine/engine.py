@@ -220,6 +220,10 @@ class Engine:
             if group.error is None:
                 self._matching.ranks_left(group, group.ranks)
             group.keeper.flush()
+            # Nobody needs what is kept here, or could say so any more.
+            for _, member in group.others:
+                for kept in group.keeper.departed(member):
+                    self._ending.settle(kept)
 
     def _drop_forgotten(self) -> None:
         for group in [group for group in self._forgotten if not group.operations and not group.ending]:

@@ -204,7 +204,8 @@ class Membership:
             return
         if isinstance(frame, Trouble | Prepare | Committed):
             self._forming.went_on_without(frame.group, wording.went_on_without(frame))
-        if isinstance(frame, Prepare):
+        departs = isinstance(frame, Trouble) and any(loss.whole and loss.node == node for loss in frame.losses)
+        if isinstance(frame, Prepare | Trouble) and not departs:
             self._running.refuse(node, frame)
 
     def _take_early(self, now: float) -> None:

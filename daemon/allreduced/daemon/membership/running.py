@@ -345,8 +345,8 @@ class Running:
         loss = Loss(member.node, member.ranks, whole=True, proven=True, error=brief(error))
         return Trouble(instance.group, instance.generation, (loss,))
 
-    def refuse(self, node: str, frame: Prepare) -> None:
-        """Answer a proposer that takes this node for a member of a group that it does not have (any more)."""
+    def refuse(self, node: str, frame: Prepare | Trouble) -> None:
+        """Answer somebody who takes this node for a member of a group that it does not have (any more)."""
         past = self._past.get(frame.group)
         if past is not None:
             self._scene.out.append(SendFrame(node, past))
