@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import get_type_hints
 
+from allreduced.daemon.engine.operation import STATES as OPERATIONS
 from allreduced.daemon.membership.change import MESSAGES, TURNS, Phase
 from allreduced.daemon.membership.instance import STATES
 from allreduced.daemon.membership.liveness import TABLE, PeerState, Sign
@@ -41,6 +42,7 @@ def _tables() -> Mapping[str, str]:
         "detection": _table(("state", "sign", "next state", "the memberships are told"), _detection()),
         "standings": _table(("standing", "what is known of the member"), ((_name(one), one.value) for one in Standing)),
         "instances": _table(("state", "meaning"), ((f"`{state.value}`", text) for state, text in STATES.items())),
+        "operations": _table(("state", "meaning"), ((f"`{state.value}`", text) for state, text in OPERATIONS.items())),
         "phases": _table(("phase", "meaning"), ((_name(phase), phase.value) for phase in Phase)),
         "turns": _table(("phase", "what happens", "next phase", "what it does"), _turns()),
         "messages": _table(("frame", "who sends it", "what the receiver does"), _messages()),

@@ -48,6 +48,16 @@ def test_what_a_rank_that_is_cut_off_got_alone_is_no_disagreement() -> None:
     assert complaints(records, expected(Kind.STOP_AGENT)) == ()
 
 
+def test_a_rank_that_the_others_left_out_need_not_agree_with_them() -> None:
+    wanted = replace(expected(Kind.KILL_AGENT), spared=frozenset({0, 1, 2, 3}), ranks=frozenset())
+    records = [failed(rank, 10.1, {"y": LOST}, got=("x",)) for rank in (0, 1, 2)]
+    assert complaints([*records, failed(3, 10.1, {"x": LOST, "y": LOST})], wanted) == ()
+    cut_off = Failure("peer_lost", "agent 'node2' is cut off from group 'world'", nodes=frozenset({"node2"}))
+    assert complaints([*records, failed(3, 10.1, {"x": cut_off})], wanted) == ()
+    (found,) = complaints([*records, failed(3, 10.1, {"x": replace(LOST, ranks=frozenset({1}))})], wanted)
+    assert found == "step 7, x: ranks [0, 1, 2] have a result, others not: {3: 'peer_lost'}"
+
+
 def test_late_missing_and_wrongly_named_errors_are_found() -> None:
     other = Failure("peer_lost", "gone", nodes=frozenset({"node1"}))
     records = [failed(0, 10.6, {"x": LOST}), failed(1, 10.1, {"x": other})]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.chaos.faults import Expectation
@@ -46,7 +46,7 @@ def judge(
     if expected.survives:
         complaints += [f"rank {rank} got {error}" for rank, (_, error) in first.items()]
         return Verdict(tuple(complaints))
-    complaints += _disagreements(records, expected.spared)
+    complaints += _disagreements(records, expected.spared - _left_out(first))
     complaints += _missing(first, expected.spared | expected.cut_off | local)
     complaints += _misnamed(first, expected)
     complaints += _called_on(records, expected)
@@ -79,6 +79,15 @@ def _first_errors(records: Iterable[Record]) -> dict[int, tuple[float, Failure]]
             earliest = min(errors, key=lambda error: error.t)
             first[record.rank] = earliest.t, earliest
     return first
+
+
+def _left_out(first: Mapping[int, tuple[float, Failure]]) -> frozenset[int]:
+    """Return the ranks that do not go on with the others: they are told that they are lost, or that they were cut off."""
+    return frozenset(
+        rank
+        for rank, (_, error) in first.items()
+        if error.code == "peer_lost" and (rank in error.ranks or "is cut off from" in error.message)
+    )
 
 
 def _disagreements(records: Iterable[Record], ranks: frozenset[int]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -87,10 +87,12 @@ def await_lines(process: subprocess.Popen[bytes], count: int) -> list[bytes]:
 @contextmanager
 def all_end(root: subprocess.Popen[bytes]) -> Iterator[set[int]]:
     """Watch all processes below ``root`` and check that every one of them ends after the block."""
-    pids = {process.pid for process in descendants(root.pid)}
-    descriptors = {os.pidfd_open(pid): pid for pid in pids}
+    descriptors: dict[int, int] = {}
+    for process in descendants(root.pid):
+        with suppress(ProcessLookupError):  # it has ended since it was listed
+            descriptors[os.pidfd_open(process.pid)] = process.pid
     try:
-        yield pids
+        yield set(descriptors.values())
         poll = select.poll()
         for fd in descriptors:
             poll.register(fd, select.POLLIN)

@@ -33,7 +33,7 @@ from allreduced.daemon.engine.region import Region
 from allreduced.daemon.membership import actions as membership_actions
 from allreduced.daemon.membership import events as membership_events
 from allreduced.protocol.change import Result as PeerResult
-from allreduced.protocol.peer import Announce, Grant, MoreGrants, Ready, Withdraw
+from allreduced.protocol.peer import Announce, Arrived, Grant, Left, MoreGrants, Ready, Withdraw
 
 
 @pytest.fixture
@@ -282,6 +282,17 @@ async def test_memberships_reach_peers_engine_and_clients_in_order(rig: Rig) -> 
         ("group_ended", (100,), GROUP, InvalidArgument),
     ]
     assert rig.engine.events[1:] == [events.GroupBroken(GROUP, error)]
+
+
+async def test_what_the_engine_says_of_it_goes_out_before_what_the_memberships_say_next(rig: Rig) -> None:
+    arrived, left = Arrived(GROUP, 1, "x", 0, (1,)), Left(GROUP, 1, (1,))
+    rig.engine.answer = lambda event: [actions.SendFrame("n1", arrived)]
+    rig.membership.answer = lambda event: [
+        membership_actions.TellEngine(events.RanksLeft(GROUP, (1,))),
+        membership_actions.SendFrame("n1", left),
+    ]
+    rig.driver.membership_event(membership_events.ClientLeaving(101, GROUP))
+    assert rig.peers.frames == [("n1", arrived), ("n1", left)]
 
 
 async def test_a_frozen_engine_and_one_that_gives_up_are_told_to_the_memberships(rig: Rig) -> None:

@@ -19,6 +19,7 @@ from allreduced.daemon.engine.actions import (
 )
 from allreduced.daemon.engine.engine import Engine
 from allreduced.daemon.engine.events import (
+    ArenaFailed,
     ArenaReady,
     Event,
     FrameArrived,
@@ -214,3 +215,21 @@ def test_a_group_that_breaks_during_a_withdrawal_frees_everything() -> None:
         if isinstance(action, CancelReceive):
             node.do(ReceiveCancelled(action.receive))
     assert node.engine.snapshot()["memory"]["reserved_bytes"] == 0
+
+
+def test_buffers_that_all_fail_are_not_tried_for_ever() -> None:
+    engine = Engine("a", Limits(inline_bytes=0))
+    members = (Member("a", 1, (0,)), Member("b", 1, (1,)))
+    engine.handle(GroupStarted(1, GroupKey(1, "j", "w"), 1, 4096, members, 0, {0: 10}), 0.0)
+    submitted = Submitted(10, 1, 1, 0, "x", fingerprint(count=64), Region(1, 0, 256), 60.0, 0)
+    todo = engine.handle(submitted, 0.0)
+    made, ends = 0, []
+    while todo:
+        action = todo.pop(0)
+        if isinstance(action, CreateArena):
+            made += 1
+            todo += engine.handle(ArenaFailed(action.buffer, LimitExceeded("none left")), 0.0)
+        elif isinstance(action, Fail):
+            ends.append(str(action.error))
+    assert ends == ["none left"]
+    assert made < 20

@@ -242,14 +242,16 @@ def test_a_member_that_gives_up_is_lost_to_the_others() -> None:
     assert cluster.agents["b"].changes(group) == cluster.agents["a"].changes(group)  # so that it can compare
 
 
-def test_an_agent_that_forgot_the_group_says_so_when_it_is_asked() -> None:
+@pytest.mark.parametrize("frame", [Prepare(4711, 1, 1, 0), Trouble(4711, 1, ())])
+def test_an_agent_that_forgot_the_group_says_so_to_whoever_takes_it_for_a_member(frame: Prepare | Trouble) -> None:
     cluster, clients = formed("ab")
-    actions = cluster.tell("a", FrameArrived("b", Prepare(4711, 1, 1, 0)))
-    (answer,) = actions
-    frame = getattr(answer, "frame", None)
-    assert isinstance(frame, Trouble)
-    assert [(loss.node, loss.whole, loss.proven) for loss in frame.losses] == [("a", True, True)]
+    (answer,) = cluster.tell("a", FrameArrived("b", frame))
+    said = getattr(answer, "frame", None)
+    assert isinstance(said, Trouble)
+    assert [(loss.node, loss.whole, loss.proven) for loss in said.losses] == [("a", True, True)]
     assert told(cluster, clients) == {}
+    # Such an answer is not answered.
+    assert cluster.tell("b", FrameArrived("a", said)) == []
 
 
 def test_claims_of_a_node_that_is_not_admitted_end_when_the_others_go_on_without_it() -> None:

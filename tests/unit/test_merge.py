@@ -73,7 +73,12 @@ def test_members_that_nobody_can_reach_are_lost_as_the_lowest_witness_says() -> 
 def test_of_two_that_do_not_reach_each_other_the_lower_place_goes_on(teller: int) -> None:
     others = {0: "c", 1: "c", 2: "b"}
     promises = {place: promise(losses=[silent(others[place])] if place == teller else []) for place in range(3)}
-    assert nodes(merge(4, MEMBERS, promises)) == ["a", "b"]
+    change = merge(4, MEMBERS, promises)
+    assert nodes(change) == ["a", "b"]
+    (loss,) = change.losses
+    assert (loss.node, loss.whole, loss.proven) == ("c", True, False)
+    if teller == 2:  # nobody else says why
+        assert loss.error[1].startswith("agent 'c' and agent(s) 'b' do not hear each other, so one side had to go;")
 
 
 def test_results_name_holders_that_go_on_and_win_over_failures() -> None:

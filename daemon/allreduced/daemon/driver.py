@@ -224,26 +224,30 @@ class Driver:
     def _run(self) -> None:
         """Handle queued events until there are none."""
         self._busy = True
-        queue, do = self._queue, self._do
+        queue = self._queue
         try:
             while queue:
-                handle, event = queue.popleft()
-                try:
-                    actions = handle(event, self.now())
-                except Exception:
-                    logger.exception("event=defect handling=%s", event)
-                    self._event_failed(event)
-                    continue
-                for action in actions:
-                    try:
-                        do[type(action)](action)
-                    except Exception:
-                        logger.exception("event=defect doing=%s", action)
-                        self._action_failed(action)
+                self._handle(*queue.popleft())
         finally:
             self._busy = False
         if self._idle is not None:
             self._look_idle()
+
+    def _handle(self, handle: Callable[..., Iterable[Action]], event: Event) -> None:
+        """Handle one event and do what follows."""
+        do = self._do
+        try:
+            actions = handle(event, self.now())
+        except Exception:
+            logger.exception("event=defect handling=%s", event)
+            self._event_failed(event)
+            return
+        for action in actions:
+            try:
+                do[type(action)](action)
+            except Exception:
+                logger.exception("event=defect doing=%s", action)
+                self._action_failed(action)
 
     def _look_idle(self) -> None:
         if self._idle is None or self._submitted or self._outgoing or self._jobs:
@@ -388,7 +392,9 @@ class Driver:
             self._groups[event.group] = event
         elif isinstance(event, engine_events.GroupForgotten):
             self._groups.pop(event.group, None)
-        self.engine_event(event)
+        # At once, for what the engine says about it must go out before what the memberships say next: that a rank
+        # left, say, when others must know first what it had called.
+        self._handle(self._engine.handle, event)
 
     def _tell_clients(self, action: membership_actions.TellClients) -> None:
         self._clients.group_ended(action.clients, action.group, action.error)

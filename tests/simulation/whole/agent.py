@@ -34,14 +34,6 @@ from allreduced.protocol import change, peer
 _Action: TypeAlias = "engine_actions.Action | membership_actions.Action"
 _Event: TypeAlias = "engine_events.Event | membership_events.Event"
 
-_NOTED = (
-    engine_events.GroupStarted,
-    engine_events.GroupForgotten,
-    engine_events.NodeDeparted,
-    engine_events.Freeze,
-    engine_events.GroupBroken,
-    engine_events.Changed,
-)
 _GRANTING = (peer.Ready, peer.MoreGrants, peer.Fetch)
 _OF_CHANGES = (change.Trouble, change.Prepare, change.Promise, change.Accept, change.Accepted, change.Committed)
 _OF_MEMBERSHIPS = (
@@ -182,19 +174,20 @@ class SimulatedAgent:
 
     def _run(self) -> None:
         self._busy = True
-        queue, do, process = self._queue, self._do, self.process
+        queue = self._queue
         try:
             while queue:
-                handle, event = queue.popleft()
-                if type(event) in _NOTED:
-                    self._engine_learns(event)
-                for action in handle(event, process.now()):
-                    if not process.alive:  # a fault that waited for a frame
-                        queue.clear()
-                        break
-                    do[type(action)](action)
+                self._handle(*queue.popleft())
         finally:
             self._busy = False
+
+    def _handle(self, handle: Callable[..., Iterable[_Action]], event: _Event) -> None:
+        do, process = self._do, self.process
+        for action in handle(event, process.now()):
+            if not process.alive:  # a fault that waited for a frame
+                self._queue.clear()
+                break
+            do[type(action)](action)
 
     # What the peer plane tells
 
@@ -329,7 +322,8 @@ class SimulatedAgent:
 
     def _tell_engine(self, action: membership_actions.TellEngine) -> None:
         self._note("engine is told", action.event)
-        self.engine_event(action.event)
+        self._engine_learns(action.event)
+        self._handle(self.engine.handle, action.event)
 
     def _engine_learns(self, event: _Event) -> None:
         """Write down what the engine is told of a group, at the moment when it is."""

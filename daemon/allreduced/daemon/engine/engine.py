@@ -13,6 +13,7 @@ from allreduced.daemon.engine.actions import Action, Fail, GiveUp
 from allreduced.daemon.engine.admission import Admission
 from allreduced.daemon.engine.change import Changing
 from allreduced.daemon.engine.context import Context
+from allreduced.daemon.engine.departures import Departures
 from allreduced.daemon.engine.disputes import Disputes
 from allreduced.daemon.engine.early import EarlyFrames
 from allreduced.daemon.engine.ending import Ending
@@ -82,8 +83,11 @@ class Engine:
         words = self._words = LastWords(self._context, self._ending, self._timers)
         self._admission = Admission(self._context, self._memory, self._ending, words, self._groups)
         disputes = Disputes(self._context, words, self._timers)
+        departures = self._departures = Departures(words)
         fetching = self._fetching = Fetching(self._context, self._ending, words)
-        self._matching = Matching(self._context, self._admission, self._ending, words, disputes, fetching, self._timers)
+        self._matching = Matching(
+            self._context, self._admission, self._ending, words, disputes, departures, fetching, self._timers
+        )
         self._changing = Changing(self._context, self._admission, self._ending, words, fetching, self._timers)
         self._handlers: Mapping[type, _Handler] = {
             GroupStarted: self._group_started,
@@ -260,7 +264,7 @@ class Engine:
         for kept in group.keeper.departed(member):
             self._ending.settle(kept)
         if group.error is None and not group.frozen:
-            self._matching.departed(group, member)
+            self._departures.departed(group, member)
 
     def _leases_returned(self, event: LeasesReturned) -> None:
         self._leases.give_back(event.client, event.leases)

@@ -9,6 +9,7 @@ from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import Fail, SendFrame
 from allreduced.daemon.engine.admission import Admission
 from allreduced.daemon.engine.context import Context
+from allreduced.daemon.engine.departures import Departures
 from allreduced.daemon.engine.disputes import Disputes
 from allreduced.daemon.engine.ending import Ending
 from allreduced.daemon.engine.events import Submitted
@@ -20,7 +21,7 @@ from allreduced.daemon.engine.kept import Keeper
 from allreduced.daemon.engine.operation import ENDED, STARTED, Operation, State
 from allreduced.daemon.engine.plan import plan_for
 from allreduced.daemon.engine.timers import Timed, Timers
-from allreduced.daemon.engine.verdict import READY_OUT, LastWords
+from allreduced.daemon.engine.verdict import LastWords
 from allreduced.protocol.peer import (
     Abort,
     Arrived,
@@ -54,6 +55,7 @@ class Matching:
         ending: Ending,
         words: LastWords,
         disputes: Disputes,
+        departures: Departures,
         fetching: Fetching,
         timers: Timers[Timed],
     ) -> None:
@@ -62,6 +64,7 @@ class Matching:
         self._ending = ending
         self._words = words
         self._disputes = disputes
+        self._departures = departures
         self._fetching = fetching
         self._timers = timers
 
@@ -129,7 +132,7 @@ class Matching:
         if crowded:
             self._words.fail(operation, wording.too_many(operation, context.limits.operations))
             return
-        if group.left and self._check_left(operation):
+        if group.left and self._departures.check(operation):
             return
         if operation.missing == 0:
             self._admission.admit(operation)
@@ -202,7 +205,7 @@ class Matching:
             view.asked = True
             self._tell_arrived(operation, to_all=False)
             if group.left:
-                self._check_left(operation)
+                self._departures.check(operation)
 
     def _confirmed(self, group: Group, peer: int, serials: tuple[int, ...]) -> None:
         for kept in group.keeper.confirmed(peer, serials):
@@ -236,24 +239,7 @@ class Matching:
             if operation.peers and any(submit is not None and submit.rank in ranks for submit in operation.submits):
                 # What such a rank submitted stays valid, which the others must know before they miss it.
                 self._tell_arrived(operation, to_all=True)
-            self._check_left(operation)
-
-    def departed(self, group: Group, member: int) -> None:
-        """Take note that a member takes part in nothing any more.
-
-        Where it left in order no change of generation follows: operations end that still need something of it.
-        """
-        if not group.left.issuperset(group.members[member].ranks):
-            return
-        for operation in list(group.operations.values()):
-            if operation.state in READY_OUT:
-                execution = operation.execution
-                unserved = execution.unserved() if execution is not None else ()
-                if operation.peers[member].ready is None or member in unserved:
-                    self._words.fail(operation, wording.node_left(operation, (member,)), broken=True)
-                self._words.departed(operation)
-            else:
-                self._check_left(operation)
+            self._departures.check(operation)
 
     def _hold(self, forgetting: Forgetting, submit: Submitted) -> None:
         forgetting.held.append(submit)
@@ -390,24 +376,7 @@ class Matching:
         if moved and operation.state is State.QUEUED:
             self._admission.moved(operation)
         if operation.group.left:
-            self._check_left(operation)
-
-    def _check_left(self, operation: Operation) -> bool:
-        """Fail an operation that lacks a rank which left; returns whether it did."""
-        missing = tuple(rank for rank in operation.missing_ranks() if rank in operation.group.left)
-        if missing:
-            self._words.fail(operation, wording.rank_left(operation, missing), final=True)
-            return True
-        group = operation.group
-        if group.departed and operation.state not in READY_OUT:
-            # They called it, but an agent that stopped does its part in nothing that begins.
-            stopped = tuple(
-                member for member in sorted(group.departed) if group.left.issuperset(group.members[member].ranks)
-            )
-            if stopped:
-                self._words.fail(operation, wording.node_left(operation, stopped), final=True)
-                return True
-        return False
+            self._departures.check(operation)
 
     def _tell_arrived(self, operation: Operation, *, to_all: bool) -> None:
         """Tell others which local ranks are here: all members, or those that asked. READY and Queued tell it anyway."""

@@ -14,6 +14,8 @@ from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER, Region
 
 PAGE = 4096
 PRIVATE = 0
+_TRIES = 8
+"""Buffers that may fail, one after the other, while no other one is there."""
 
 MAX_GROWTH = 64 << 20
 """Bytes of the largest arena that is made larger than what it is made for."""
@@ -65,6 +67,8 @@ class Memory:
         self._ceiling = context.limits.arena_bytes
         """What all arenas may have now: less than the limit where other memory of the agent takes so much of it."""
         self._forgotten: set[int] = set()
+        self._unmade = 0
+        """Buffers that could not be made since one was made."""
 
     def can_ever_fit(self, result: int, scratch: int) -> bool:
         """Return whether the two would fit if nothing else was there."""
@@ -106,6 +110,7 @@ class Memory:
     def arena_ready(self, buffer: int) -> None:
         """Take note that the buffer exists."""
         arena = self._arenas.get(buffer)
+        self._unmade = 0
         if arena is not None:
             arena.ready = True
             self._context.freed = True
@@ -119,6 +124,10 @@ class Memory:
         """
         arena = self._arenas.get(buffer)
         if arena is None or len(self._arenas) == 1:
+            return False
+        self._unmade += 1
+        # Others that are still to be made may fail as well: then each would be tried again for the sake of the other.
+        if self._unmade > _TRIES and not any(other.ready for other in self._arenas.values()):
             return False
         self._ceiling = self._total - arena.nbytes
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from allreduced.core.errors import AllReducedError
@@ -24,32 +24,37 @@ if TYPE_CHECKING:
 
 
 class State(enum.Enum):
-    """Where an operation stands on this node."""
+    """Where an operation stands on this node; ``STATES`` says what each means."""
 
     GATHERING = "gathering"
-    """Local ranks are missing."""
     QUEUED = "queued"
-    """All local ranks are here; waits for memory."""
     MAPPING = "mapping"
-    """Memory is reserved; an arena is being made."""
     READY = "ready"
-    """READY was sent; that of a peer is missing."""
     WITHDRAWING = "withdrawing"
-    """READY is being taken back; peers have not answered."""
     RELEASING = "releasing"
-    """READY was taken back; posted receives are being cancelled."""
     RUNNING = "running"
     BROKEN = "broken"
-    """What a peer sent spoiled it; the others have not said how it ended there."""
     RESTARTING = "restarting"
-    """The generation ended; what was under way in it is being cancelled, then it starts again."""
     FETCHING = "fetching"
-    """The generation ended and another member has the result, which is to be had from there."""
     DELIVERED = "delivered"
-    """Local ranks have their result; sends to peers go on."""
     FAILED = "failed"
-    """Ended with an error; waits until nothing uses its memory."""
 
+
+STATES: Mapping[State, str] = {
+    State.GATHERING: "ranks of this node are missing",
+    State.QUEUED: "all ranks of this node are here; it waits for memory",
+    State.MAPPING: "memory is reserved; an arena is being made",
+    State.READY: "READY was sent; that of a peer is missing",
+    State.WITHDRAWING: "READY is being taken back; peers have not answered",
+    State.RELEASING: "READY was taken back; posted receives are being cancelled",
+    State.RUNNING: "all are ready; tiles move, or the result is here and must not be delivered yet",
+    State.BROKEN: "what a peer sent spoiled it; the others have not said how it ended there",
+    State.RESTARTING: "the generation ended; what was under way in it is being cancelled, then it starts again",
+    State.FETCHING: "the generation ended and another member has the result, which is to be had from there",
+    State.DELIVERED: "the ranks of this node have their result, which is kept until all members have confirmed theirs",
+    State.FAILED: "ended with an error; waits until nothing uses its memory",
+}
+"""What the states of an operation mean."""
 
 STARTED = (State.RUNNING, State.DELIVERED)
 ENDED = (State.DELIVERED, State.FAILED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 
+from allreduced.core.errors import PeerLost
 from allreduced.core.identity import Member
 from allreduced.daemon.losses import bounded, brief
 from allreduced.daemon.membership import wording
@@ -126,9 +127,21 @@ def _lost_nodes(members: Sequence[Member], promises: Mapping[int, Promise], goin
             if loss.whole and loss.node == member.node
         ]
         best = next((loss for loss in told if loss.proven), told[0] if told else None)
-        error = best.error if best is not None else brief(wording.peer_lost(member.node, member.ranks, None))
+        if best is not None:
+            error = best.error
+        else:
+            own = promises[place].losses if place in promises else ()
+            unheard = [loss.node for loss in own if loss.whole and not loss.proven and loss.node != member.node]
+            error = brief(_unexplained(member, unheard))
         losses.append(Loss(member.node, member.ranks, whole=True, proven=best is not None and best.proven, error=error))
     return losses
+
+
+def _unexplained(member: Member, unheard: Sequence[str]) -> PeerLost:
+    """Return the error for a member of which no other one says why it does not go on."""
+    if unheard:
+        return wording.apart(member.node, unheard, member.ranks)
+    return wording.peer_lost(member.node, member.ranks, None)
 
 
 def _lost_ranks(members: Sequence[Member], promises: Mapping[int, Promise], going: Sequence[int]) -> list[Loss]:

@@ -107,6 +107,18 @@ def peer_lost(node: str, ranks: Sequence[int], error: AllReducedError | None) ->
     )
 
 
+def apart(node: str, others: Sequence[str], ranks: Sequence[int]) -> PeerLost:
+    """Return the error for an agent that lives, but that others of the group and it do not hear."""
+    heard = ", ".join(repr(other) for other in others[:_SHOWN])
+    return PeerLost(
+        f"agent {node!r} and agent(s) {heard} do not hear each other, so one side had to go;"
+        f" rank(s) {_listed(ranks)} are lost with node {node!r}",
+        nodes=(node,),
+        ranks=ranks,
+        hint="look at the network between these nodes",
+    )
+
+
 def stopped(node: str, ranks: Sequence[int]) -> PeerLost:
     """Return the error for an agent that stopped in order, and its ranks with it."""
     return PeerLost(
