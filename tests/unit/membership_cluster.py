@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -64,6 +65,10 @@ class Cluster:
         self.agents: dict[str, Agent] = {}
         self.queues: dict[tuple[str, str], deque[MembershipFrame]] = {}
         self.clients = 0
+        self.delay = 0.0
+        """Seconds that each frame is under way; 0: it waits until the test moves it."""
+        self._sent = 0
+        self._under_way: list[tuple[float, int, tuple[str, str], MembershipFrame]] = []
         for name in names:
             self.start(name)
         if connect:
@@ -120,6 +125,10 @@ class Cluster:
         self.deliver_all()
         while True:
             due = [(agent.timer, name) for name, agent in self.agents.items() if agent.timer is not None]
+            if self._under_way and (not due or self._under_way[0][0] <= min(due)[0]) and self._under_way[0][0] <= until:
+                self.now, _, (sender, receiver), frame = heapq.heappop(self._under_way)
+                self.tell(receiver, FrameArrived(sender, frame))
+                continue
             if not due or min(due)[0] > until:
                 break
             at, name = min(due)
@@ -135,7 +144,10 @@ class Cluster:
         for action in actions:
             match action:
                 case SendFrame(node, frame):
-                    if (name, node) in self.queues:
+                    if (name, node) in self.queues and self.delay:
+                        self._sent += 1
+                        heapq.heappush(self._under_way, (self.now + self.delay, self._sent, (name, node), frame))
+                    elif (name, node) in self.queues:
                         self.queues[name, node].append(frame)
                 case Admit(client, _, rank, started):
                     assert client not in agent.admitted

@@ -15,6 +15,7 @@ from allreduced.daemon.membership.events import (
     Frozen,
     GiveUp,
 )
+from allreduced.daemon.timing import derived
 from allreduced.protocol.change import Failure, Prepare, Result, Trouble
 
 
@@ -219,6 +220,8 @@ def test_a_change_that_cannot_be_decided_is_given_up() -> None:
     cluster.pass_time(1.4 * T)
     assert told(cluster, clients) == {}
     cluster.pass_time(1.6 * T)
+    assert "a" in told(cluster, clients)
+    cluster.pass_time(3.1 * T)  # that one of them gave up is news, which the other has patience with
     assert set(told(cluster, clients)) == {"a", "b"}
     (first,) = [event for event in cluster.agents["a"].engine if isinstance(event, GroupBroken)]
     assert first.group == group
@@ -333,3 +336,17 @@ def test_the_last_words_of_a_departed_member_do_not_count() -> None:
         cluster.tell("b", FrameArrived("a", frame))
     cluster.pass_time(3 * T)
     assert cluster.agents["b"].changes(group)[:1] == cluster.agents["c"].changes(group)[:1]
+
+
+@pytest.mark.parametrize("seconds", [0.05 * T, 0.15 * T, 0.25 * T, 0.4 * T])
+def test_a_change_is_decided_though_answers_take_longer_than_a_turn(seconds: float) -> None:
+    """``seconds``: from a frame to its answer."""
+    cluster, clients = formed("abc")
+    cluster.delay = seconds / 2
+    for other in "ab":
+        cluster.silence(other, "c")
+    cluster.pass_time(cluster.now + derived(T).give_up)
+    errors = told(cluster, clients)
+    assert set(errors) == {"a", "b"}
+    assert len({str(to_wire(error)) for error in errors.values()}) == 1
+    assert all(isinstance(error, PeerLost) and error.nodes == ("c",) for error in errors.values())

@@ -87,6 +87,10 @@ MESSAGES: Mapping[type, tuple[str, str]] = {
 """Frame to (who sends it to whom, what the receiver does)."""
 
 
+MOST_DOUBLINGS = 2
+"""How often the time that a proposer waits for answers doubles: to half the failure timeout, for the lowest member."""
+
+
 class Agreement:
     """The part of this node in the change of an instance's current generation.
 
@@ -103,6 +107,8 @@ class Agreement:
         self.phase = Phase.WAITING
         self._attempt = 0
         """The highest attempt that was seen."""
+        self._tries = 0
+        """How often this member has proposed."""
         self._ballot = NONE
         self._promises: dict[int, Promise] = {}
         self._departed: frozenset[int] = frozenset()
@@ -160,7 +166,7 @@ class Agreement:
         if self._at is None or now < self._at:
             return None
         if self.phase is Phase.PREPARING and not self._late():
-            self._at = now + self._retry()  # those that it waits for have no link, and time will tell
+            self._at = now + self._answers()  # those that it waits for have no link, and time will tell
             return None
         return self._propose(now)
 
@@ -217,11 +223,12 @@ class Agreement:
 
     def _propose(self, now: float) -> Outcome:
         self._attempt += 1
+        self._tries += 1
         self.phase = Phase.PREPARING
         self._ballot = Ballot(self._instance.generation, self._attempt, self._instance.mine)
         self._promises.clear()
         self._change = None
-        self._at = now + self._retry()
+        self._at = now + self._answers()
         self._acceptor.promise(self._ballot)
         for place in self._others():
             self._tell(place, self._trouble())
@@ -280,7 +287,7 @@ class Agreement:
         self._departed = frozenset(common)
         self._change = change
         self._votes = {instance.mine}
-        self._at = now + self._retry()
+        self._at = now + self._answers()
         for place in self._others():
             self._tell(place, self._accept(change))
         return self._count()
@@ -327,6 +334,13 @@ class Agreement:
 
     def _retry(self) -> float:
         return self._timing.stagger * (1 + self._turn())
+
+    def _answers(self) -> float:
+        """Return how long answers are waited for: twice as long as for the try before.
+
+        Each new try makes the answers to the one before worthless, and they may only be slow.
+        """
+        return self._retry() * 2.0 ** min(self._tries - 1, MOST_DOUBLINGS)
 
     # Frames to send
 
