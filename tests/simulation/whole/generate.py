@@ -132,12 +132,16 @@ def _resets(rng: random.Random, names: list[str]) -> tuple[Fault, ...]:
     faults = []
     for _ in range(rng.choice((1, 1, 2, 3))):
         at, frame, count, delay = _when(rng)
-        one, *others = rng.sample(names, 2)
-        if rng.random() < 0.8:
-            kind, other, seconds = "cut", others[0], 0.0
+        one, other = rng.sample(names, 2)
+        kind, seconds = rng.random(), rng.random() * 0.2 * TIMEOUT
+        if kind < 0.6:
+            faults.append(Fault("cut", at, frame, count, delay, one, other))
+        elif kind < 0.8:
+            faults.append(Fault("pause", at, frame, count, delay, one, seconds=seconds))
         else:
-            kind, other, seconds = "pause", "", rng.random() * 0.2 * TIMEOUT
-        faults.append(Fault(kind, at, frame, count, delay, one, other, seconds=seconds))
+            only = other if kind < 0.9 else ""
+            way = rng.choice(("part", "oneway"))
+            faults.append(Fault(way, at, frame, count, delay, other=only, side=(one,), seconds=seconds))
     return tuple(faults)
 
 

@@ -224,6 +224,12 @@ class Engine:
             for _, member in group.others:
                 for kept in group.keeper.departed(member):
                     self._ending.settle(kept)
+            # A result that comes from another member is not waited for as long as its callers would have: they left,
+            # and who has it may have forgotten the group as well.
+            for operation in group.operations.values():
+                if operation.state is State.RESTARTING or operation.state is State.FETCHING:
+                    operation.deadline = min(operation.deadline, self._context.now)
+                    self._timers.sooner(operation, operation.deadline)
 
     def _drop_forgotten(self) -> None:
         for group in [group for group in self._forgotten if not group.operations and not group.ending]:
