@@ -82,7 +82,7 @@ def _first_errors(records: Iterable[Record]) -> dict[int, tuple[float, Failure]]
 
 
 def _left_out(first: Mapping[int, tuple[float, Failure]]) -> frozenset[int]:
-    """Return the ranks that do not go on with the others: they are told that they are lost, or that they were cut off."""
+    """Return the ranks that do not go on with the others: they are told that they are lost, or cut off."""
     return frozenset(
         rank
         for rank, (_, error) in first.items()

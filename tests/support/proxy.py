@@ -97,7 +97,6 @@ class Wire:
         self._reserved = self._bind(0)
         self.port: int = self._reserved.getsockname()[1]
         self._listener: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
         self.down = False
@@ -107,14 +106,14 @@ class Wire:
         self.close()
         self._listener = self._bind(self.port)
         self._listener.listen(64)
-        self._accepting = asyncio.get_running_loop().create_task(self._accept(self._listener, target))
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener, target)
 
     def close(self) -> None:
         """Refuse connections, as the machine of an agent that is gone does. Those that there are stay."""
-        if self._accepting is not None and self._listener is not None:
-            self._accepting.cancel()
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
-            self._accepting = None
+            self._listener = None
 
     async def stop(self) -> None:
         """Close everything."""
@@ -133,17 +132,18 @@ class Wire:
         bound.bind(("127.0.0.1", port))
         return bound
 
-    async def _accept(self, listener: socket.socket, target: int) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            near, _ = await loop.sock_accept(listener)
+    def _accept(self, listener: socket.socket, target: int) -> None:
+        # Not by ``sock_accept``, which loses a connection that comes while it is cancelled.
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            near, _ = listener.accept()
             near.setblocking(False)
             if self.down:
                 reset(near)
-                continue
-            task = loop.create_task(self._serve(near, target))
+                return
+            task = asyncio.get_running_loop().create_task(self._serve(near, target))
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
+            task.add_done_callback(lambda _: near.close())  # also where it was cancelled before it began
 
     async def _serve(self, near: socket.socket, target: int) -> None:
         loop = asyncio.get_running_loop()
