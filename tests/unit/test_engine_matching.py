@@ -347,6 +347,13 @@ def test_a_deadline_names_who_is_missing_exactly() -> None:
     assert len(frames(actions)) == 2
 
 
+def test_a_deadline_that_has_passed_before_its_submit_is_no_negative_time() -> None:
+    bench = Bench(("a", (0, 1)))
+    actions = [*bench.submit(0, deadline=-0.001), *bench.do(TimePassed())]
+    (error,) = errors(actions)
+    assert "'x' (use 0) did not end within 0 s: rank 1 on node 'a' did not call it" in error.message
+
+
 def test_a_deadline_with_everybody_there_names_the_node() -> None:
     bench = Bench(("a", (0,)), ("b", (1,)))
     bench.submit(0, deadline=5.0)

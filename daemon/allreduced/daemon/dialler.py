@@ -145,6 +145,11 @@ class Dialler:
         # The link may not be the one that was chosen, but the peer is the right one.
         return self._up(link.node) or link
 
+    @property
+    def failure(self) -> str:
+        """Why the last try failed; empty where there was none."""
+        return self._said
+
     def _result(self, error: AllReducedError | None) -> None:
         if not self._first.done():
             self._first.set_result(error)

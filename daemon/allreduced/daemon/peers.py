@@ -122,7 +122,7 @@ class Peers(LinkOwner):
         for dialler in self._diallers.active:
             if dialler.connected or dialler.node in self._up:
                 continue
-            why = f"it cannot be reached at {dialler.target.address}"
+            why = dialler.failure or f"it cannot be reached at {dialler.target.address}"
             if dialler.node:
                 found.setdefault(dialler.node, why)
             else:

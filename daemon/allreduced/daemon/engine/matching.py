@@ -280,7 +280,7 @@ class Matching:
             self._tell_arrived(operation, to_all=True)
             self._timers.set(operation, operation.deadline)
             return
-        waited = operation.deadline - operation.opened
+        waited = max(operation.deadline - operation.opened, 0.0)
         if operation.absent == 0 and operation.state is State.QUEUED:
             error = wording.waits_for_memory(operation, waited, self._context.node)
         else:
