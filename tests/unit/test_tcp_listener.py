@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -59,11 +60,13 @@ async def test_strangers_are_dropped_without_an_answer(stray: bytes, caplog: pyt
 
 
 async def test_a_connection_that_ends_in_its_handshake_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="allreduced.transports.tcp")
     async with listening() as (listener, queue):
         sock = await open_socket(listener.address)
         await write(sock, SecretAuthenticator("a", 1, SECRET).dial(b"", 0, 1).start()[:30])
         sock.close()
         await turns_until(lambda: len(_drops(caplog)) == 1)
+        assert [record.levelno for record in caplog.records] == [logging.INFO]  # agents that stop do that
         assert queue.empty()
 
 

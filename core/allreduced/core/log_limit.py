@@ -31,6 +31,10 @@ class LogLimit:
 
     def warning(self, text: str, *args: object) -> None:
         """Log like ``logger.warning``, or count."""
+        self.log(logging.WARNING, text, *args)
+
+    def log(self, level: int, text: str, *args: object) -> None:
+        """Log like ``logger.log``, or count."""
         now = self._clock()
         if now - self._begin >= self._period:
             self._begin, self._used = now, 0
@@ -41,4 +45,4 @@ class LogLimit:
         if self._left_out:
             text, args = f"{text} left_out=%d", (*args, self._left_out)
             self._left_out = 0
-        self._logger.warning(text, *args)
+        self._logger.log(level, text, *args)

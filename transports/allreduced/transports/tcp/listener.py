@@ -121,6 +121,8 @@ class TcpListener(Listener):
                 kept = await self._assemble(sock, handshake, local, source)
         except TimeoutError:
             self._drop(source, "it did not finish its handshake in time")
+        except ConnectionError as error:  # the other side thought better of it, as an agent does that stops
+            self._drop(source, str(error), logging.INFO)
         except (AllReducedError, OSError) as error:
             self._drop(source, str(error))
         except asyncio.CancelledError:
@@ -179,8 +181,8 @@ class TcpListener(Listener):
             link.start(events)
         return True
 
-    def _drop(self, source: str, reason: str) -> None:
-        self._drops.warning("event=connection_dropped from=%s reason=%r", source, reason)
+    def _drop(self, source: str, reason: str, level: int = logging.WARNING) -> None:
+        self._drops.log(level, "event=connection_dropped from=%s reason=%r", source, reason)
 
 
 async def listen(address: str, accepted: LinkAccepted, options: LinkOptions) -> TcpListener:
