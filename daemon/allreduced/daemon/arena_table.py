@@ -63,6 +63,7 @@ class ArenaTable:
         self._numbers = itertools.count(1)
         self._total = 0
         self._inputs = 0
+        self._by_kind = dict.fromkeys(ArenaKind, 0)
         self._by_client: dict[int, set[int]] = {}
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="allreduced-arena")
         self._running: set[asyncio.Future[object]] = set()
@@ -74,6 +75,16 @@ class ArenaTable:
     def total_bytes(self) -> int:
         """Bytes that are reserved now, all buffers together."""
         return self._total
+
+    @property
+    def bytes_by_kind(self) -> dict[ArenaKind, int]:
+        """The same, by what the memory is for."""
+        return dict(self._by_kind)
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes that are reserved for inputs of clients now, shared or not; ``limits.inputs`` bounds them."""
+        return self._inputs
 
     def client_bytes(self, client: int) -> int:
         """Return the bytes that are reserved for ``client`` now."""
@@ -118,6 +129,7 @@ class ArenaTable:
         entry = _Entry(number, arena.kind, arena.nbytes, 0, of_client=False, arena=arena, address=arena.address)
         self._entries[number] = entry
         self._total += arena.nbytes
+        self._by_kind[arena.kind] += arena.nbytes
         return number
 
     def _check_input(self, client: int, nbytes: int) -> None:
@@ -146,6 +158,7 @@ class ArenaTable:
     def _start(self, entry: _Entry, created: Created) -> None:
         self._entries[entry.buffer] = entry
         self._total += entry.nbytes
+        self._by_kind[entry.kind] += entry.nbytes
         if entry.of_client:
             self._inputs += entry.nbytes
         future = self._in_thread(partial(Arena.create, entry.kind, entry.nbytes))
@@ -267,6 +280,7 @@ class ArenaTable:
     def _forget(self, entry: _Entry) -> None:
         del self._entries[entry.buffer]
         self._total -= entry.nbytes
+        self._by_kind[entry.kind] -= entry.nbytes
         if entry.of_client:
             self._inputs -= entry.nbytes
             mine = self._by_client[entry.owner]
@@ -289,6 +303,7 @@ class ArenaTable:
         self._entries.clear()
         self._by_client.clear()
         self._total = self._inputs = 0
+        self._by_kind = dict.fromkeys(ArenaKind, 0)
         self._executor.shutdown()  # idle by now, so this does not block
 
 

@@ -25,6 +25,7 @@ from allreduced.daemon.membership.liveness import Liveness, Look, Verdict
 from allreduced.daemon.peer_link import LinkOwner, LinkSink, LinkState, PeerLink, Target
 from allreduced.daemon.ports import ReachablePeer
 from allreduced.daemon.timing import Timing
+from allreduced.daemon.traffic import Traffic
 from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, PeerTable, StatusFrame
 from allreduced.transports.base import Link, LinkEvents, LinkOptions, Listener, Transport, is_refusal
 from allreduced.transports.registry import scheme_of
@@ -75,6 +76,7 @@ class Peers(LinkOwner):
         self._up: dict[str, PeerLink] = {}
         self._liveness = Liveness(timing)
         self._watch = LinkWatch(self._liveness, timing, sink, self._up, self._looked)
+        self.traffic = Traffic()
         self._lost: dict[str, tuple[float, str]] = {}
         """By node: since when there is no link to it any more, and why."""
         self._links: set[PeerLink] = set()
@@ -128,6 +130,23 @@ class Peers(LinkOwner):
             else:
                 unnamed.append(("", why))
         return (*sorted(found.items()), *unnamed)
+
+    def never_reached(self) -> tuple[str, ...]:
+        """Return the listed agents to which there was never a link, by address."""
+        return tuple(
+            dialler.target.address
+            for dialler in self._diallers.active
+            if not (dialler.target.heard or dialler.reached or dialler.node in self._up or dialler.node in self._lost)
+        )
+
+    def lost(self) -> tuple[str, ...]:
+        """Return the agents that had a link and have none now, unless they left in order."""
+        now = self.sink.now()
+        return tuple(node for node, (at, _) in sorted(self._lost.items()) if now - at < LOST_SHOWN)
+
+    def links(self) -> tuple[Link, ...]:
+        """Return all links that are open, those that are not chosen too."""
+        return tuple(link.link for link in self._links if link.state is not LinkState.NEW)
 
     async def listen(self, address: str) -> Listener:
         """Accept links at ``scheme://host:port``.
@@ -259,6 +278,7 @@ class Peers(LinkOwner):
     def ended(self, link: PeerLink, error: AllReducedError | None) -> None:
         """Take note of a link's end: one that was used is dialled again."""
         self._links.discard(link)
+        self.traffic.ended(link.link, orderly=link.state is not LinkState.CHOSEN or link.goodbye or self._closing)
         if link.state is LinkState.CHOSEN:
             self._watch.note(link.node)
             self._retire(link)
@@ -388,6 +408,7 @@ class Peers(LinkOwner):
                 lost[node] = self.sink.now(), "its link ended"
             case PeerDown(node=node, error=AllReducedError() as error):
                 lost[node] = self.sink.now(), error.message
+                self.traffic.lost(node)
         while len(lost) > MAX_LOST:
             del lost[next(iter(lost))]
 
