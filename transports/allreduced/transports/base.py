@@ -110,12 +110,22 @@ class Link(abc.ABC):
 
     @abc.abstractmethod
     def send(
-        self, send: int, token: bytes, offset: int, buffer: memoryview, *, tag: int = 0, priority: int = 0
+        self,
+        send: int,
+        token: bytes,
+        offset: int,
+        buffer: memoryview,
+        *,
+        tag: int = 0,
+        priority: int = 0,
+        share: int = 0,
     ) -> None:
         """Send ``buffer`` to ``offset`` (bytes) of the peer's posted receive that ``token`` names.
 
         It is cut into frames of at most ``max_frame`` bytes; data flows take the next frame when they are free:
+        shares that have something to send get the same number of bytes, whatever their priorities; within a share
         higher priority first, sends of one priority in turns. The memory belongs to the link until ``sent``.
+        ``share``: whose send it is, any number (agents give the uid that the group belongs to).
         ``tag``: unsigned 64 bits, carried in every frame's header for the receiver's checks. An empty buffer is sent at
         once. On a link that is being closed nothing is sent, only ``sent`` follows. A token that is none of this
         transport ends the link.
