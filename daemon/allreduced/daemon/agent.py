@@ -51,7 +51,7 @@ def run_agent(settings: Settings, options: AgentOptions, environ: Mapping[str, s
     """
     environ = os.environ if environ is None else environ
     node = settings.agent.node or _default_name(private=options.private)
-    logs.configure(settings.agent.log_level, node)
+    logs.configure(settings.agent.log_level, node, settings.agent.log_format, environ)
     readiness = Readiness(options.ready_fd, environ)
     try:
         raise_descriptor_limit()
@@ -112,11 +112,15 @@ class Agent:
 
     async def _start(self) -> None:
         parts = self._parts
+        if parts.monitoring is not None:
+            await parts.monitoring.open()
         address = await self._entrance.open()
         if self._options.private:
             self._lifetime = Lifetime(self._alone)
             parts.server.report_to(self._lifetime)
         parts.server.listen(self._socket)
+        if parts.monitoring is not None:
+            parts.monitoring.serving()
         self._readiness.ready(self._socket, address)
         if self._options.on_ready is not None:
             self._options.on_ready(self._socket, address)
@@ -145,6 +149,8 @@ class Agent:
         self._stop.set()
 
     async def _drain(self) -> None:
+        if self._parts.monitoring is not None:
+            self._parts.monitoring.draining()
         self._parts.server.stop_listening()
         await self._parts.driver.drain(self._settings.drain_timeout)
 
@@ -162,6 +168,8 @@ class Agent:
         parts.kernels.close()
         parts.server.release_memory()
         await parts.arenas.close()
+        if parts.monitoring is not None:
+            await parts.monitoring.close()
 
 
 def _default_name(*, private: bool) -> str:

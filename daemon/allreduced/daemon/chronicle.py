@@ -48,7 +48,7 @@ class Chronicle:
         group = self._groups.get(number)
         if group is not None:
             logger.warning(
-                "event=group_broken uid=%d job=%s group=%s generation=%d error=%s reason=%s",
+                "event=group_broken uid=%d job=%s group=%s generation=%d code=%s error=%s",
                 *(group.key.uid, group.key.job, group.key.name, group.generation, error.code, error.message),
             )
 
@@ -61,7 +61,7 @@ class Chronicle:
         group = self._groups.get(call.group)
         key, generation = (group.key, group.generation) if group is not None else (_UNKNOWN, 0)
         logger.warning(
-            "event=operation_failed uid=%d job=%s group=%s name=%s generation=%d kind=%s rank=%d error=%s reason=%s",
+            "event=operation_failed uid=%d job=%s group=%s name=%s generation=%d kind=%s rank=%d code=%s error=%s",
             *(key.uid, key.job, key.name, call.name, generation, call.fingerprint.kind, call.rank),
             *(error.code, error.message),
         )

@@ -60,7 +60,7 @@ class Diallers:
             if not address.startswith("inproc://"):
                 parse_address(address)
         except ConfigError as error:
-            logger.warning("event=bad_address node=%s error=%r", node, error.message)
+            logger.warning("event=bad_address peer=%s error=%r", node, error.message)
             return
         # The other one hears of this agent too; one of the two dials first.
         self.dial(Target(address, node, heard=True, patience=self._timing.longest_pause if self._node > node else 0.0))

@@ -185,7 +185,7 @@ class Driver:
         """Take the link's callback: bytes landed in a posted receive."""
         posted = self._posted.get(receive)
         if posted is None or posted.link is not link:
-            logger.error("event=bytes_not_posted receive=%d node=%s", receive, link.peer.node)
+            logger.error("event=bytes_not_posted receive=%d peer=%s", receive, link.peer.node)
             return
         posted.remaining -= nbytes
         if posted.remaining <= 0:

@@ -7,19 +7,21 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from allreduced.core.errors import AgentUnavailable, ConfigError
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.driver import Driver
 from allreduced.daemon.engine.engine import Engine
 from allreduced.daemon.engine.limits import Limits as EngineLimits
-from allreduced.daemon.kernel_port import NativeKernels
+from allreduced.daemon.kernel_port import Kernels, NativeKernels
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.local_server import LocalServer
 from allreduced.daemon.membership.events import Event as MembershipEvent
 from allreduced.daemon.membership.events import FrameArrived
 from allreduced.daemon.membership.membership import Membership
 from allreduced.daemon.memory_share import default_total
+from allreduced.daemon.metrics.assembly import metered, monitoring
 from allreduced.daemon.peers import Peers
 from allreduced.daemon.process_state import process_state
 from allreduced.daemon.report import AgentFacts, make_report
@@ -31,6 +33,9 @@ from allreduced.protocol.status import AgentReport
 from allreduced.transports.base import LinkOptions
 from allreduced.transports.registry import transport
 
+if TYPE_CHECKING:
+    from allreduced.daemon.metrics.monitoring import Monitoring
+
 MAX_THREADS = 4
 """Reduction threads where the settings do not say; memory bandwidth is used up by then."""
 
@@ -40,18 +45,22 @@ MOST_OPERATIONS = 256
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an agent consists of. ``agent`` starts and ends them. ``threads``: the number of reduction threads."""
+    """What an agent consists of. ``agent`` starts and ends them. ``threads``: the number of reduction threads.
+
+    ``monitoring``: None where the settings ask for no metrics.
+    """
 
     node: str
     incarnation: int
     secret: bytes
     threads: int
     arenas: ArenaTable
-    kernels: NativeKernels
+    kernels: Kernels
     driver: Driver
     server: LocalServer
     peers: Peers
     status: StatusService
+    monitoring: Monitoring | None
 
 
 def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
@@ -68,7 +77,9 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
     total = limits.arena_bytes or default_total()
     arenas = ArenaTable(_arena_limits(limits, total))
     threads = engine_settings.threads or min(len(engine_settings.cpus) or len(os.sched_getaffinity(0)), MAX_THREADS)
-    kernels = _kernels(threads, engine_settings.cpus, engine_settings.nice)
+    native = _kernels(threads, engine_settings.cpus, engine_settings.nice)
+    counted = metered(native) if settings.metrics.listen else None
+    kernels: Kernels = counted or native
     engine = Engine(
         node,
         EngineLimits(
@@ -130,7 +141,19 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
     status = StatusService(report, peers, wait=status_wait(timing.failure_timeout))
     server.use_status(status)
     peers.on_status = status.frame_arrived
-    return Parts(node, incarnation, secret, threads, arenas, kernels, driver, server, peers, status)
+    watched = None
+    if counted is not None:
+        watched = monitoring(
+            node,
+            settings,
+            engine=engine,
+            driver=driver,
+            server=server,
+            arenas=arenas,
+            kernels=counted,
+            peers=peers,
+        )
+    return Parts(node, incarnation, secret, threads, arenas, kernels, driver, server, peers, status, watched)
 
 
 def local_limits(limits: Limits) -> LocalLimits:

@@ -266,13 +266,13 @@ class Peers(LinkOwner):
 
     def turned_away(self, link: PeerLink, reason: str) -> None:
         """Take note that the other agent does not want a candidate, and why."""
-        self._log.warning("event=turned_away node=%s reason=%r", link.node, reason)
+        self._log.warning("event=turned_away peer=%s reason=%r", link.node, reason)
         self._over(link)
 
     def said_goodbye(self, link: PeerLink, reason: str) -> None:
         """Take note that the peer leaves; the link that is used ends soon."""
         if reason != STOPS:
-            self._log.warning("event=turned_away node=%s reason=%r", link.node, reason)
+            self._log.warning("event=turned_away peer=%s reason=%r", link.node, reason)
         self._liveness.goodbye(link.node, self.sink.now())
 
     def ended(self, link: PeerLink, error: AllReducedError | None) -> None:
@@ -311,7 +311,7 @@ class Peers(LinkOwner):
 
     def _refuse(self, link: PeerLink, reason: str) -> None:
         """Drop a link that is not used, which is nobody's fault."""
-        logger.debug("event=link_refused node=%s reason=%r", link.node, reason)
+        logger.debug("event=link_refused peer=%s reason=%r", link.node, reason)
         self._over(link)
         link.link.abort(AgentUnavailable(f"the link to agent {link.node!r} is not used: {reason}"))
 
@@ -319,7 +319,7 @@ class Peers(LinkOwner):
         """Drop a link that there should not be, and let both logs tell why."""
         address = link.link.remote_address
         reason = f"{reason}; {OWN_NAMES}"
-        self._log.warning("event=agent_refused node=%s address=%s reason=%r", link.node, address, reason)
+        self._log.warning("event=agent_refused peer=%s address=%s reason=%r", link.node, address, reason)
         link.send(Goodbye(reason))
         self._over(link)
         task = asyncio.get_running_loop().create_task(link.link.close(min(self._timing.connect, LONGEST_FAREWELL)))
@@ -387,13 +387,13 @@ class Peers(LinkOwner):
             self._note_lost(verdict)
             match verdict:
                 case PeerUp():
-                    logger.info("event=peer_up node=%s incarnation=%d", node, verdict.incarnation)
+                    logger.info("event=peer_up peer=%s incarnation=%d", node, verdict.incarnation)
                 case LinkLost():
-                    logger.warning("event=link_lost node=%s reason=%r", node, verdict.reason)
+                    logger.warning("event=link_lost peer=%s reason=%r", node, verdict.reason)
                 case PeerDown(error=None):
-                    logger.info("event=peer_left node=%s", node)
+                    logger.info("event=peer_left peer=%s", node)
                 case PeerDown(error=AllReducedError() as error, proven=proven):
-                    logger.warning("event=peer_lost node=%s proven=%s error=%r", node, proven, error.message)
+                    logger.warning("event=peer_lost peer=%s proven=%s error=%r", node, proven, error.message)
             if self._liveness.state(node) is None:
                 self._diallers.forget(node)
             self.sink.membership_event(verdict)

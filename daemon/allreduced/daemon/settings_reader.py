@@ -15,6 +15,7 @@ import msgspec
 
 from allreduced.core.addresses import parse_address, parse_socket
 from allreduced.core.errors import ConfigError
+from allreduced.daemon.metrics.address import listen_address
 from allreduced.daemon.settings import SECTIONS, Settings, is_size, metas_of
 from allreduced.daemon.sizes import parse_size, size_text
 from allreduced.transports.registry import schemes
@@ -229,6 +230,11 @@ def _check(settings: Settings, places: Mapping[str, str]) -> None:
         check_address("peers.listen", peers.listen, any_port=True)
     if peers.advertise:
         check_address("peers.advertise", peers.advertise)
+    if settings.metrics.listen:
+        try:
+            listen_address(settings.metrics.listen)
+        except ConfigError as error:
+            raise wrong("metrics.listen", error.message, error.hint) from error
     here = {str(parse_address(text, any_port=True)) for text in (peers.listen, peers.advertise) if "://" in text}
     names: set[str] = set()
     addresses: dict[str, str] = {}

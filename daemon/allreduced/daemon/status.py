@@ -95,7 +95,7 @@ class StatusService:
             try:
                 report = self._report(frame.uid)
             except Exception:  # must not end the link, over which jobs run
-                logger.exception("event=defect handling=%s node=%s", frame, node)
+                logger.exception("event=defect handling=%s peer=%s", frame, node)
                 return
             self._peers.send_frame(node, Status(frame.request, report))
             return

@@ -62,7 +62,7 @@ class Traffic:
 
 
 def _key(link: Link) -> tuple[str, str]:
-    return link.peer.node, scheme_of(link.remote_address)
+    return link.peer.node, link.data_path.partition(" ")[0] or scheme_of(link.remote_address)
 
 
 def _copy(stats: LinkStats) -> LinkStats:

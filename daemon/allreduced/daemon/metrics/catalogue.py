@@ -178,7 +178,10 @@ REFUSALS: Final = Described(
     ("plane",),
 )
 LOG_LINES: Final = Described(
-    "allreduced_log_lines_total", Kind.COUNTER, "Lines of the log from warnings on, by event.", ("level", "event")
+    "allreduced_log_lines_total",
+    Kind.COUNTER,
+    "Lines of the log, by event, those that were not written too; level info only where agent.log_level asks for it.",
+    ("level", "event"),
 )
 LOG_DROPPED: Final = Described(
     "allreduced_log_lines_dropped_total",

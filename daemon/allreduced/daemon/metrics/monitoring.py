@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import socket
@@ -10,11 +11,12 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
 
-from allreduced.core.addresses import Address, parse_address
+from allreduced.core.addresses import Address
 from allreduced.core.errors import ConfigError
 from allreduced.daemon.arena import ArenaKind
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.engine.reading import Reading
+from allreduced.daemon.metrics.address import LISTEN, listen_address
 from allreduced.daemon.metrics.calls import CallMeter
 from allreduced.daemon.metrics.exposition import CONTENT_TYPE, Exposition
 from allreduced.daemon.metrics.facts import Facts, LogCount, Memory
@@ -25,9 +27,6 @@ from allreduced.daemon.metrics.loop_lag import LoopLag
 from allreduced.daemon.peers import Peers
 
 logger = logging.getLogger("allreduced.metrics")
-
-LISTEN = "metrics.listen"
-"""The setting, as errors name it."""
 
 
 class Readable(Protocol):
@@ -46,7 +45,6 @@ class Sources:
 
     version: str
     node: str
-    loop: str
     calls: CallMeter
     kernels: MeteredKernels
     engine: Readable
@@ -57,24 +55,6 @@ class Sources:
     clients_limit: int
     in_flight: Callable[[], int]
     log: Callable[[], tuple[LogCount, ...]]
-
-
-def listen_address(text: str, path: str = LISTEN) -> Address:
-    """Return where ``metrics.listen`` says: ``host:port``, or a port alone, which means the loopback interface.
-
-    :raises ConfigError: it is malformed.
-    """
-    if text.isascii() and text.isdigit():
-        text = f"127.0.0.1:{text}"
-    try:
-        address = parse_address(text, scheme="http", path=path, any_port=True)
-    except ConfigError as error:
-        raise ConfigError(
-            error.message, path=path, hint="write host:port, such as 127.0.0.1:4124, or a port alone for loopback"
-        ) from error
-    if address.scheme != "http":
-        raise ConfigError(f"{text!r}: only http is served", path=path, hint="write host:port")
-    return address
 
 
 class Monitoring:
@@ -97,6 +77,7 @@ class Monitoring:
         self._groups = groups
         self._failure_timeout = failure_timeout
         self._lag = LoopLag()
+        self._loop_name = ""
         self._phase = Phase.STARTING
         self._exposition = Exposition(self.facts)
         self._server = HttpServer(
@@ -114,6 +95,7 @@ class Monitoring:
             host, port = await self._server.listen(address.host, address.port)
         except OSError as error:
             raise _cannot_listen(address, error) from error
+        self._loop_name = type(asyncio.get_running_loop()).__module__.partition(".")[0]
         self._lag.start()
         got = Address("http", host, port)
         logger.info("event=metrics_ready address=%s", got)
@@ -142,7 +124,7 @@ class Monitoring:
         return Facts(
             version=sources.version,
             node=sources.node,
-            loop=sources.loop,
+            loop=self._loop_name,
             ready=not self._why_not_ready(),
             lag=self._lag.seconds.copy(),
             clients=sources.clients(),
