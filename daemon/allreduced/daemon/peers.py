@@ -105,7 +105,13 @@ class Peers(LinkOwner):
             self._watch.note(node)
         return tuple(
             ReachablePeer(
-                node, link.incarnation, link.address, link.link.remote_address, self._liveness.silence(node, now)
+                node,
+                link.incarnation,
+                link.address,
+                link.link.remote_address,
+                self._liveness.silence(node, now),
+                link.link.data_transport,
+                link.link.data_way,
             )
             for node, link in sorted(self._up.items())
         )
