@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 
 from allreduced.core.errors import AgentUnavailable, AllReducedError, AuthenticationError, ConfigError
 from allreduced.core.log_limit import LogLimit
+from allreduced.daemon.carrier import carrier
 from allreduced.daemon.dialler import Dialler
 from allreduced.daemon.diallers import Diallers
 from allreduced.daemon.link_watch import LinkWatch
@@ -110,8 +111,7 @@ class Peers(LinkOwner):
                 link.address,
                 link.link.remote_address,
                 self._liveness.silence(node, now),
-                link.link.data_transport,
-                link.link.data_way,
+                *carrier(link.link),
             )
             for node, link in sorted(self._up.items())
         )

@@ -72,10 +72,6 @@ class Link(abc.ABC):
     remote_address: str
     """Address of the other end as seen here, ``scheme://host:port``."""
     local_address: str
-    data_transport: str = ""
-    """The scheme of what carries the data now, which control frames may not follow."""
-    data_way: str = ""
-    """About the data's way: which device and path, or why it is not the one that was wanted. For people."""
     stats: LinkStats
     last_received: float
     """Loop time at which any byte last came in, on any flow."""

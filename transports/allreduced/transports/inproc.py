@@ -110,7 +110,6 @@ class _Flow:
 class InprocLink(QueuedLink):
     """One end of a link inside the process."""
 
-    data_transport = "inproc"
     other: InprocLink
 
     def __init__(

@@ -49,7 +49,7 @@ class Patience:
 
 def exhausted_after(timeout: int, retry_count: int) -> float:
     """Return the seconds after which retries are exhausted at the latest. ``timeout``: a code, 1 to 31."""
-    return SLOWEST * (retry_count + 1) * ACK_UNIT * 2**timeout
+    return SLOWEST * (retry_count + 1) * ACK_UNIT * (1 << timeout)
 
 
 def patience(
@@ -75,7 +75,7 @@ def patience(
     if worst > seconds:
         given = "timeout" if timeout is not None else "retry_count"
         raise ConfigError(
-            f"with rdma.timeout {chosen} ({ACK_UNIT * 2**chosen:.3g} s) and rdma.retry_count {retries} a queue pair"
+            f"with rdma.timeout {chosen} ({ACK_UNIT * (1 << chosen):.3g} s) and rdma.retry_count {retries} a queue pair"
             f" fails after {worst:.3g} s at the latest, which is longer than failure.failure_timeout ({seconds:g} s)",
             path=f"rdma.{given}",
             hint="lower rdma.timeout or rdma.retry_count, or leave them out: they follow from failure_timeout",

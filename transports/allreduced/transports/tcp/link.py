@@ -12,7 +12,6 @@ from allreduced.core.identity import PeerIdentity
 from allreduced.transports.outbox import Outgoing, OutgoingFrame
 from allreduced.transports.postings import Posting
 from allreduced.transports.tcp import wire
-from allreduced.transports.tcp.address import SCHEME
 from allreduced.transports.tcp.control import ControlFlow
 from allreduced.transports.tcp.data import DataFlow
 from allreduced.transports.tcp.owner import FlowOwner
@@ -23,8 +22,6 @@ CONTROL_QUEUE: Final = 64 << 20
 
 class TcpLink(FlowOwner):
     """An authenticated link; ``flows[0]`` is the control socket, each with the bytes that came behind its handshake."""
-
-    data_transport = SCHEME
 
     def __init__(
         self,
