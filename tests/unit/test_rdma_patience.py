@@ -42,12 +42,11 @@ def test_nothing_takes_longer_than_the_failure_timeout(seconds: float) -> None:
 
 
 def test_what_is_given_is_kept_and_the_rest_made_to_fit() -> None:
-    assert patience(5.0, timeout=14) == Patience(14, 7, 6)
-    assert patience(5.0, timeout=17) == Patience(17, 1, 6)  # 2 × 4 × 0.537 s
-    assert patience(5.0, retry_count=1) == Patience(17, 1, 6)
+    assert patience(5.0, timeout=14) == Patience(14, 7)
+    assert patience(5.0, timeout=17) == Patience(17, 1)  # 2 × 4 × 0.537 s
+    assert patience(5.0, retry_count=1) == Patience(17, 1)
     assert patience(5.0, retry_count=0).timeout == 18
     assert patience(0.2, retry_count=7).timeout == 10
-    assert patience(5.0, rnr_retry_count=0).rnr_retry_count == 0
 
 
 def test_what_cannot_fit_is_an_error_that_names_the_setting_and_the_arithmetic() -> None:
@@ -60,12 +59,3 @@ def test_what_cannot_fit_is_an_error_that_names_the_setting_and_the_arithmetic()
         patience(5.0, timeout=16, retry_count=7)
     assert e.value.path == "rdma.timeout"
     assert "lower rdma.timeout or rdma.retry_count" in e.value.hint
-
-
-def test_trying_for_ever_is_refused() -> None:
-    with pytest.raises(ConfigError, match="for ever") as e:
-        patience(5.0, rnr_retry_count=7)
-    assert (e.value.path, e.value.hint) == (
-        "rdma.rnr_retry_count",
-        "at most 6: a link must end when its peer does not answer",
-    )

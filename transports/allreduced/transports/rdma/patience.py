@@ -19,9 +19,7 @@ SLOWEST: Final = 4
 """How many times the local ACK timeout an adapter may take to notice."""
 
 MOST_RETRIES: Final = 7
-
-FOREVER: Final = 7
-"""The count of retries at a receiver that is not ready that means: for ever. It is refused, for nothing may hang."""
+"""The field of a queue pair has 3 bits."""
 
 SHORTEST_TIMEOUT: Final = 12
 """Code (16.8 ms) below which fewer retries are better: adapters and switches delay that long at times."""
@@ -38,13 +36,18 @@ class Patience:
     """Local ACK timeout, 1 to 31."""
     retry_count: int
     """Tries after the first one, where no acknowledgement comes; 0 to 7."""
-    rnr_retry_count: int
-    """The same where the receiver has no buffer posted; 0 to 6. Credits see to it that it has."""
 
     @property
     def ack_seconds(self) -> float:
         """Seconds without any acknowledgement after which the pair has failed, at the latest."""
         return exhausted_after(self.timeout, self.retry_count)
+
+    def describe(self) -> tuple[str, ...]:
+        """Return a line for each code: name, number, meaning."""
+        return (
+            f"rdma.timeout = {self.timeout}: {ACK_UNIT * (1 << self.timeout):.3g} s for an acknowledgement",
+            f"rdma.retry_count = {self.retry_count}: a queue pair without any has failed after {self.ack_seconds:.3g} s",
+        )
 
 
 def exhausted_after(timeout: int, retry_count: int) -> float:
@@ -52,23 +55,14 @@ def exhausted_after(timeout: int, retry_count: int) -> float:
     return SLOWEST * (retry_count + 1) * ACK_UNIT * (1 << timeout)
 
 
-def patience(
-    seconds: float, *, timeout: int | None = None, retry_count: int | None = None, rnr_retry_count: int | None = None
-) -> Patience:
+def patience(seconds: float, *, timeout: int | None = None, retry_count: int | None = None) -> Patience:
     """Return codes with which a queue pair that nobody answers has failed within ``seconds``, for sure.
 
     What is given is kept, and the rest chosen to fit: as many retries as possible, each after at least 16.8 ms
-    (:data:`SHORTEST_TIMEOUT`), and with these the longest timeout, up to 4.3 s
-    (:data:`LONGEST_TIMEOUT`).
+    (:data:`SHORTEST_TIMEOUT`), and with these the longest timeout, up to 4.3 s (:data:`LONGEST_TIMEOUT`).
 
-    :raises ConfigError: what is given does not fit into ``seconds``, or means for ever; ``path`` names the setting.
+    :raises ConfigError: what is given does not fit into ``seconds``; ``path`` names the setting.
     """
-    if rnr_retry_count is not None and rnr_retry_count >= FOREVER:
-        raise ConfigError(
-            f"rdma.rnr_retry_count is {rnr_retry_count}, which means for ever",
-            path="rdma.rnr_retry_count",
-            hint=f"at most {FOREVER - 1}: a link must end when its peer does not answer",
-        )
     retries = _retries(seconds, timeout) if retry_count is None else retry_count
     chosen = timeout if timeout is not None else _longest(seconds, retries)
     worst = exhausted_after(chosen, retries)
@@ -80,7 +74,7 @@ def patience(
             path=f"rdma.{given}",
             hint="lower rdma.timeout or rdma.retry_count, or leave them out: they follow from failure_timeout",
         )
-    return Patience(chosen, retries, FOREVER - 1 if rnr_retry_count is None else rnr_retry_count)
+    return Patience(chosen, retries)
 
 
 def _retries(seconds: float, timeout: int | None) -> int:
