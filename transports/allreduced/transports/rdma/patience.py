@@ -46,7 +46,7 @@ class Patience:
         """Return a line for each code: name, number, meaning."""
         return (
             f"rdma.timeout = {self.timeout}: {ACK_UNIT * (1 << self.timeout):.3g} s for an acknowledgement",
-            f"rdma.retry_count = {self.retry_count}: a queue pair without any has failed after {self.ack_seconds:.3g} s",
+            f"rdma.retry_count = {self.retry_count}: without any, failed after {self.ack_seconds:.3g} s",
         )
 
 
