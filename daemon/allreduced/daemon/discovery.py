@@ -116,4 +116,9 @@ def discovery(settings: Settings, join: str) -> Discovery:
     """
     if join:
         return Rendezvous(join, settings.peers.listen)
-    return Static(settings.peers.listen, tuple(Target(peer.address, peer.node) for peer in settings.peers.static))
+    return Static(settings.peers.listen, listed(settings))
+
+
+def listed(settings: Settings) -> tuple[Target, ...]:
+    """Return the agents of the static list, to dial."""
+    return tuple(Target(peer.address, peer.node) for peer in settings.peers.static)

@@ -145,6 +145,10 @@ class Peers(LinkOwner):
         """Keep a link to ``target`` from now on; return who does so. A target that is known already stays as it is."""
         return self._diallers.dial(target)
 
+    def drop(self, target: Target) -> None:
+        """Dial ``target`` no more. A link that was made stays until it ends."""
+        self._diallers.drop(target)
+
     async def close(self, timeout: float) -> None:
         """Say goodbye to every peer and close the links in order; cut those that are not closed after ``timeout``."""
         self._closing = True
