@@ -36,6 +36,7 @@ class Dialler:
         self._node = target.node
         self._said = ""
         self._led_there = False
+        self._listed = True
         self._doubtful = not target.heard
         self._woken: asyncio.Event | None = None
         self._away = asyncio.Event()
@@ -87,6 +88,21 @@ class Dialler:
             self._doubtful = not self._led_there and not self.target.heard
             self._woken.set()
 
+    @property
+    def listed(self) -> bool:
+        """False when it dials no more once its link is over."""
+        return self._listed
+
+    def relist(self) -> None:
+        """Go on dialling, after :meth:`unlist`."""
+        self._listed = True
+
+    def unlist(self) -> None:
+        """Dial no more once there is no link to the agent at the target: now, or when it ends."""
+        self._listed = False
+        if not self.connected:
+            self._task.cancel()
+
     def stop(self) -> None:
         """Dial no more. A link that was made stays."""
         self._task.cancel()
@@ -119,7 +135,7 @@ class Dialler:
                 since = loop.time()
                 await link.over.wait()
                 self._away.set()
-                if link.goodbye and self.target.heard:
+                if not self._listed or (link.goodbye and self.target.heard):
                     return
                 if loop.time() - since > longest:
                     pause = first

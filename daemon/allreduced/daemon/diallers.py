@@ -33,6 +33,7 @@ class Diallers:
         self._up = up
         self._by_target: dict[Target, Dialler] = {}
         self._homes: dict[str, str] = {}
+        self._listing: frozenset[Target] = frozenset()
         self._closed = False
 
     @property
@@ -47,14 +48,29 @@ class Diallers:
         if known is None or known.done:
             known = Dialler(target, self._connect, self._up, timing=self._timing)
             self._by_target[target] = known
+        known.relist()
         return known
+
+    def keep_to(self, targets: frozenset[Target]) -> None:
+        """Dial those that are new in a listing; those that are in it no more are dialled as long as they have a link.
+
+        One that turned out to be this agent itself is not dialled again before it was out of the listing.
+        """
+        if self._closed:
+            return
+        before, self._listing = self._listing, targets
+        for target in sorted(targets - before, key=lambda target: target.address):
+            self.dial(target)
+        for target in before - targets:
+            if target in self._by_target:
+                self._by_target[target].unlist()
 
     def heard_of(self, node: str, address: str) -> None:
         """Dial an agent that another one knows, unless that happens already."""
         if self._closed:
             return
         active = self.active
-        if len(active) >= MAX_PEERS or any(dialler.target.node == node for dialler in active):
+        if len(active) >= MAX_PEERS or any(dialler.target.node == node and dialler.listed for dialler in active):
             return
         try:
             if not address.startswith("inproc://"):
@@ -82,7 +98,7 @@ class Diallers:
         if self._closed:
             return
         self.wake(node)
-        if address and not any(dialler.node == node for dialler in self.active):
+        if address and not any(dialler.node == node and dialler.listed for dialler in self.active):
             self.dial(Target(address, node, heard=True))
 
     def forget(self, node: str) -> None:

@@ -87,7 +87,8 @@ def plan_reload(old: Settings, new: Settings) -> ReloadPlan:
 
 def _why_not(setting: str, old: Settings) -> str:
     """Return why a setting that can change at run time cannot this time; empty where it can."""
-    if setting == "peers.static" and not old.peers.listen and not old.peers.static:
+    peers = old.peers
+    if setting == "peers.static" and not (peers.listen or peers.static or peers.dns):
         return "this agent has no peers and listens nowhere"
     return ""
 

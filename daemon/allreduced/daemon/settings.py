@@ -62,6 +62,11 @@ class Peers(Section, frozen=True):
         str, Meta(description="scheme://host:port that others dial; empty: as listened at, or on the way to a peer")
     ] = ""
     static: Annotated[tuple[StaticPeer, ...], Meta(description="agents to dial, as node=address in a variable")] = ()
+    dns: Annotated[
+        str,
+        Meta(description="name:port whose addresses are agents, or the name of a service (SRV); looked up for ever"),
+    ] = ""
+    dns_interval: Annotated[float, Meta(ge=0.1, le=3600, description="seconds between lookups")] = 10.0
     flows: Annotated[int, Meta(ge=1, le=64, description="data connections per link")] = 2
     transport: Annotated[
         Literal["auto", "tcp", "rdma"],

@@ -15,6 +15,7 @@ import msgspec
 
 from allreduced.core.addresses import parse_address, parse_socket
 from allreduced.core.errors import ConfigError
+from allreduced.daemon.dns_discovery import parse_name
 from allreduced.daemon.settings import CONFIG_VERSION, SECTIONS, Settings, is_size, metas_of
 from allreduced.daemon.sizes import parse_size, size_text
 from allreduced.transports.registry import schemes
@@ -251,6 +252,14 @@ def _check(settings: Settings, places: Mapping[str, str]) -> None:
         check_address("peers.listen", peers.listen, any_port=True)
     if peers.advertise:
         check_address("peers.advertise", peers.advertise)
+    if peers.dns:
+        try:
+            name = parse_name(peers.dns)
+        except ConfigError as error:
+            hint = "write name:port, such as agents:4123, or the name of a service, such as _allreduced._tcp.agents"
+            raise wrong("peers.dns", error.message, hint) from error
+        if name.scheme not in schemes():
+            raise wrong("peers.dns", f"there is no transport {name.scheme!r} ({peers.dns})", "write name:port")
     here = {str(parse_address(text, any_port=True)) for text in (peers.listen, peers.advertise) if "://" in text}
     names: set[str] = set()
     addresses: dict[str, str] = {}
