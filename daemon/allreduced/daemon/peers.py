@@ -155,6 +155,10 @@ class Peers(LinkOwner):
         """Keep a link to ``target`` from now on; return who does so. A target that is known already stays as it is."""
         return self._diallers.dial(target)
 
+    def drop(self, target: Target) -> None:
+        """Dial ``target`` no more. A link that was made stays until it ends."""
+        self._diallers.drop(target)
+
     def keep_to(self, listing: Listing) -> None:
         """Dial whom a listing names; whom it names no more, only for as long as there is a link to it."""
         self._problem = listing.problem
