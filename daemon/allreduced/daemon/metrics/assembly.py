@@ -63,7 +63,7 @@ def monitoring(
             peers=peers,
             now=driver.now,
             clients=lambda: server.clients,
-            clients_limit=settings.limits.clients,
+            clients_limit=lambda: server.limits.clients,
             in_flight=lambda: driver.in_flight,
             log=_log_counts,
         ),

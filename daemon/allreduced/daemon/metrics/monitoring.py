@@ -52,7 +52,7 @@ class Sources:
     peers: Peers
     now: Callable[[], float]
     clients: Callable[[], int]
-    clients_limit: int
+    clients_limit: Callable[[], int]
     in_flight: Callable[[], int]
     log: Callable[[], tuple[LogCount, ...]]
 
@@ -128,7 +128,7 @@ class Monitoring:
             ready=not self._why_not_ready(),
             lag=self._lag.seconds.copy(),
             clients=sources.clients(),
-            clients_limit=sources.clients_limit,
+            clients_limit=sources.clients_limit(),
             in_flight=sources.in_flight(),
             calls=sources.calls,
             kernels=sources.kernels,
