@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from allreduced.core.errors import AllReducedError
+from allreduced.core.errors import AllReducedError, UsageError
 from allreduced.core.identity import GroupKey
 from allreduced.daemon.engine import events
 from allreduced.protocol.change import Change
@@ -53,14 +53,18 @@ class Chronicle:
             )
 
     def failed(self, call: events.Submitted, error: AllReducedError) -> None:
-        """Take note that a call failed. The ranks of this node share one line."""
+        """Take note that a call failed. The ranks of this node share one line.
+
+        What the caller has to mend is no warning: whoever runs the agent cannot do anything about it.
+        """
         this = (call.group, call.name, error)
         if self._last is not None and self._last == this:
             return
         self._last = this
         group = self._groups.get(call.group)
         key, generation = (group.key, group.generation) if group is not None else (_UNKNOWN, 0)
-        logger.warning(
+        logger.log(
+            logging.INFO if isinstance(error, UsageError) else logging.WARNING,
             "event=operation_failed uid=%d job=%s group=%s name=%s generation=%d kind=%s rank=%d code=%s error=%s",
             *(key.uid, key.job, key.name, call.name, generation, call.fingerprint.kind, call.rank),
             *(error.code, error.message),

@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._answered = self._head = self._ended = False
-        self._discarded = 0
+        self._received = self._discarded = 0
         self.over = asyncio.Event()
 
     # From the loop
@@ -148,11 +148,15 @@ class Connection(asyncio.Protocol):
         try:
             self._http.receive_data(data)
             event = self._http.next_event()
+            self._received += len(data)
         except h11.RemoteProtocolError as error:
             self._refuse(HTTPStatus(error.error_status_hint), str(error))
             return
         if isinstance(event, h11.Request):
-            self._request(event)
+            if self._received - len(self._http.trailing_data[0]) > MAX_REQUEST:  # h11 limits what comes in pieces
+                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {MAX_REQUEST} bytes of headers")
+            else:
+                self._request(event)
 
     def eof_received(self) -> bool:
         """Go on with the answer that is under way, if there is one; the other side sends nothing any more."""
