@@ -121,7 +121,7 @@ async def test_requests_may_come_byte_by_byte_and_with_more_behind_them() -> Non
         (b"GET /" + b"x" * MAX_REQUEST + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431),
         (b"GET /x HTTP/1.1\r\nHost: localhost\r\nA: " + b"x" * 100_000 + b"\r\n\r\n", 431),
         (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400),
-        (b"GET /x HTTP/9.9\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET /x HTTP/9.9\r\nHost: localhost\r\n\r\n", 505),
     ],
 )
 async def test_each_request_gets_its_status(request_: bytes, expected: int) -> None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import h11
 
@@ -124,9 +124,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the request, or send the caller away."""
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError("not a stream")
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         server = self._server
         if len(server.connections) < server.limits.connections:
             server.connections.add(self)
@@ -193,6 +191,9 @@ class Connection(asyncio.Protocol):
                     HTTPStatus.MISDIRECTED_REQUEST, "this server has another name; see metrics.hosts in its settings"
                 )
                 return
+        if request.http_version not in (b"1.0", b"1.1"):
+            self._refuse(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "this server speaks HTTP/1.1")
+            return
         if not target.startswith("/"):
             self._refuse(HTTPStatus.BAD_REQUEST, "the target must be a path")
             return
