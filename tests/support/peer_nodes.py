@@ -19,7 +19,7 @@ from allreduced.daemon.membership.events import FrameArrived, LinkLost, PeerDown
 from allreduced.daemon.peers import Peers
 from allreduced.daemon.timing import derived
 from allreduced.protocol.handshake import HIGHEST_VERSION, LOWEST_VERSION, SecretAuthenticator
-from allreduced.transports.base import Link, LinkOptions, Listener
+from allreduced.transports.base import Link, LinkOptions, Listener, Transport
 from allreduced.transports.inproc import InprocLink, InprocListener
 from allreduced.transports.registry import transport
 
@@ -113,6 +113,8 @@ async def make_node(
     advertise: bool = True,
     versions: tuple[int, int] = (LOWEST_VERSION, HIGHEST_VERSION),
     listen: str = "inproc://{}:0",
+    find: Callable[[str], Transport] = transport,
+    rdma_expected: bool = False,
 ) -> Node:
     sink, timing = Sink(), derived(timeout)
     lowest, highest = versions
@@ -121,7 +123,7 @@ async def make_node(
         connect_timeout=timing.connect,
         handshake_timeout=timing.connect,
     )
-    peers = Peers(name, incarnation, sink, options, transport, timing=timing)
+    peers = Peers(name, incarnation, sink, options, find, timing=timing, rdma_expected=rdma_expected)
     node = Node(sink, peers, await peers.listen(listen.format(name)))
     if watch:
         peers.start(node.address if advertise else "")
