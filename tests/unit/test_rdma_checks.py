@@ -20,10 +20,13 @@ from allreduced.transports.rdma.host import (
     may_lock_all,
     memlock_limit,
 )
+from allreduced.transports.rdma.options import RdmaOptions
 from allreduced.transports.rdma.verbs_port import DeviceInfo, PortInfo
+from allreduced.transports.rdma.wire import HEADER
 
 GIB = 1 << 30
-NEEDS = Needs(arenas=4 * GIB, flows=2, depth=128, peers=3)
+NEEDS = Needs(arenas=4 * GIB, tile=2 << 20, flows=2, options=RdmaOptions(), peers=3)
+LEAST = 3 * (2 * (128 + 32) * (8192 + HEADER) + 2 * 2 * (2 << 20))
 PORT = PortInfo(1, "active", "ethernet", 4096, GIB, 0, ())
 GOOD = DeviceInfo("mlx5_0", (PORT,), 1 << 17, 1 << 15, 1 << 22, 1 << 24, 1 << 63)
 HOST = HostFacts((HostDevice("mlx5_0", "/dev/infiniband/uverbs0", "allowed"),), "found", None)
@@ -36,6 +39,10 @@ def found(host: HostFacts = HOST, *devices: DeviceInfo, needs: Needs = NEEDS) ->
 def only(host: HostFacts = HOST, *devices: DeviceInfo, needs: Needs = NEEDS) -> Finding:
     [one] = found(host, *devices, needs=needs)
     return one
+
+
+def named(device: str) -> Needs:
+    return replace(NEEDS, options=RdmaOptions(device=device))
 
 
 def test_a_machine_that_has_everything_has_no_findings() -> None:
@@ -52,7 +59,7 @@ def test_no_device_is_a_finding_of_its_own() -> None:
 
 
 def test_a_named_device_that_is_not_there_lists_those_that_are() -> None:
-    one = only(needs=replace(NEEDS, device="mlx5_7"))
+    one = only(needs=named("mlx5_7"))
     assert (one.subject, one.serious) == ("device", True)
     assert one.message == "there is no RDMA device 'mlx5_7'; there are: mlx5_0"
 
@@ -79,8 +86,8 @@ def test_a_device_whose_file_cannot_be_used_says_so_and_how_to_mend_it(device: H
     # Another device that can be used makes it less serious, unless this one is named.
     both = replace(HOST, devices=(device, HostDevice("mlx5_1", "/dev/infiniband/uverbs1", "allowed")))
     assert [one.serious for one in found(both)] == [False]
-    assert [one.serious for one in found(both, needs=replace(NEEDS, device="mlx5_0"))] == [True]
-    assert found(both, replace(GOOD, name="mlx5_1"), needs=replace(NEEDS, device="mlx5_1")) == ()
+    assert [one.serious for one in found(both, needs=named("mlx5_0"))] == [True]
+    assert found(both, replace(GOOD, name="mlx5_1"), needs=named("mlx5_1")) == ()
 
 
 def test_pyverbs_that_is_missing_or_unknown_says_where_to_get_it() -> None:
@@ -96,19 +103,22 @@ def test_pyverbs_that_is_missing_or_unknown_says_where_to_get_it() -> None:
 
 
 def test_too_little_locked_memory_names_both_numbers_and_every_command() -> None:
+    assert NEEDS.least == LEAST
     one = only(replace(HOST, memlock=8 << 20))
     assert (one.subject, one.serious) == ("memlock", True)
-    assert one.message == ("this process may lock 8 MiB of memory, and its arenas take up to 4 GiB, which RDMA locks")
+    assert one.message == "this process may lock 8 MiB of memory, and its links lock 31.54 MiB at least"
     for command in ("LimitMEMLOCK=infinity", "ulimit -l unlimited", "limits.d/rdma.conf", "--ulimit memlock=-1"):
         assert command in one.hint
-    assert only(replace(HOST, memlock=4 * GIB - 1)).serious
+    assert only(replace(HOST, memlock=LEAST - 1)).serious
+    assert replace(NEEDS, peers=0).least == replace(NEEDS, peers=1).least == LEAST // 3
 
 
-def test_locked_memory_that_is_enough_for_one_peer_only_is_told() -> None:
-    one = only(replace(HOST, memlock=4 * GIB))
+def test_locked_memory_that_does_not_reach_for_all_arenas_is_told() -> None:
+    one = only(replace(HOST, memlock=LEAST))
     assert (one.subject, one.serious) == ("memlock", False)
-    assert "several of 3 peers counts for each, up to 12 GiB" in one.message
-    assert found(replace(HOST, memlock=4 * GIB), needs=replace(NEEDS, peers=1)) == ()
+    assert one.message.endswith("its arenas take up to 4 GiB: what cannot be locked is copied into messages")
+    assert only(replace(HOST, memlock=4 * GIB - 1)).subject == "memlock"
+    assert found(replace(HOST, memlock=4 * GIB)) == ()
 
 
 def test_several_findings_come_with_the_serious_first() -> None:
@@ -176,16 +186,22 @@ def test_the_limit_is_raised_as_far_as_it_may_be() -> None:
             "the RDMA device mlx5_0 takes 64 requests in a queue, and a link needs 128",
         ),
         (
+            replace(GOOD, max_completions=100),
+            "limits",
+            True,
+            "the RDMA device mlx5_0 has completion queues of 100 entries, and a link needs 258",
+        ),
+        (
             replace(GOOD, max_regions=100),
             "limits",
             False,
-            "the RDMA device mlx5_0 has 100 memory regions; operations may have to wait for them",
+            "the RDMA device mlx5_0 has 100 memory regions: what cannot have one is copied into messages",
         ),
         (
             replace(GOOD, max_region_size=2 * GIB),
             "limits",
             False,
-            "the RDMA device mlx5_0 registers at most 2 GiB at once, and an arena may have 4 GiB",
+            "the RDMA device mlx5_0 registers at most 2 GiB at once: larger parts of tensors are copied into messages",
         ),
         (
             replace(GOOD, ports=(replace(PORT, state="down"),)),

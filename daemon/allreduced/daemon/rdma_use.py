@@ -39,12 +39,11 @@ def examine(settings: Settings, arenas: int) -> tuple[Finding, ...]:
 
     Where the kernel has no RDMA device, that costs a look at one directory.
     """
-    options = settings.rdma_options
     needs = Needs(
         arenas=arenas,
+        tile=settings.engine.tile_bytes,
         flows=settings.peers.flows,
-        depth=options.depth,
-        device=options.device,
+        options=settings.rdma_options,
         peers=len(settings.peers.static),
     )
     if not device_names():

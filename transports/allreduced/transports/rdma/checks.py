@@ -6,8 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from allreduced.transports.rdma.endpoint import SEND_DEPTH, SEND_SLOTS
 from allreduced.transports.rdma.host import HostDevice, HostFacts
+from allreduced.transports.rdma.options import RdmaOptions
 from allreduced.transports.rdma.verbs_port import DeviceInfo
+from allreduced.transports.rdma.wire import HEADER
 
 Subject: TypeAlias = Literal["absent", "device", "device_file", "binding", "memlock", "limits", "port"]
 """What a finding is about. ``absent``: there is no RDMA device at all, which is what most machines are like."""
@@ -31,13 +34,32 @@ FEW_REGIONS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the links of this agent ask of devices; bytes. ``depth``: requests in one queue. ``peers``: known so far."""
+    """What the links of this agent ask of devices. ``arenas``: bytes of all shared memory; ``tile``: of one tile.
+
+    ``flows``: of a link. ``peers``: known so far.
+    """
 
     arenas: int
+    tile: int
     flows: int
-    depth: int
-    device: str = ""
+    options: RdmaOptions
     peers: int = 0
+
+    @property
+    def depth(self) -> int:
+        """Requests in one queue."""
+        return max(self.options.depth, SEND_DEPTH)
+
+    @property
+    def completions(self) -> int:
+        """Entries of one completion queue, which all flows of a link share."""
+        return self.flows * (self.depth + 1)
+
+    @property
+    def least(self) -> int:
+        """Bytes that links lock at least: pools for small messages, and a tile of each flow in each direction."""
+        pools = self.flows * (self.options.depth + SEND_SLOTS) * (self.options.small + HEADER)
+        return max(self.peers, 1) * (pools + 2 * self.flows * self.tile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +84,9 @@ def findings(host: HostFacts, devices: Sequence[DeviceInfo] | None, needs: Needs
 
 
 def _host_findings(host: HostFacts, needs: Needs) -> Iterator[Finding]:
-    named = [device for device in host.devices if not needs.device or device.name == needs.device]
+    named = [device for device in host.devices if not needs.options.device or device.name == needs.options.device]
     if not named:
-        yield _no_device(host.devices, needs.device)
+        yield _no_device(host.devices, needs.options.device)
         return
     shut = [device for device in named if device.access != "allowed"]
     for device in shut:
@@ -80,20 +102,19 @@ def _host_findings(host: HostFacts, needs: Needs) -> Iterator[Finding]:
         )
     if host.memlock is None:
         return
-    if host.memlock < needs.arenas:
+    if host.memlock < needs.least:
         yield Finding(
             "memlock",
             True,
-            f"this process may lock {_size(host.memlock)} of memory, and its arenas take up to {_size(needs.arenas)},"
-            " which RDMA locks",
+            f"this process may lock {_size(host.memlock)} of memory, and its links lock {_size(needs.least)} at least",
             MEMLOCK_HINT,
         )
-    elif host.memlock < needs.arenas * needs.peers:
+    elif host.memlock < needs.arenas:
         yield Finding(
             "memlock",
             False,
-            f"this process may lock {_size(host.memlock)} of memory; memory that is registered for several of"
-            f" {needs.peers} peers counts for each, up to {_size(needs.arenas * needs.peers)}",
+            f"this process may lock {_size(host.memlock)} of memory, and its arenas take up to {_size(needs.arenas)}:"
+            " what cannot be locked is copied into messages",
             MEMLOCK_HINT,
         )
 
@@ -121,7 +142,7 @@ def _shut(device: HostDevice, *, serious: bool) -> Finding:
 
 
 def _device_findings(devices: Sequence[DeviceInfo], needs: Needs) -> Iterator[Finding]:
-    named = [device for device in devices if not needs.device or device.name == needs.device]
+    named = [device for device in devices if not needs.options.device or device.name == needs.options.device]
     broken = [device for device in named if device.problem]
     for device in broken:
         yield Finding(
@@ -155,13 +176,13 @@ def _limits(device: DeviceInfo, needs: Needs) -> Iterator[tuple[bool, str]]:
         yield False, f"has {device.max_queue_pairs} queue pairs, and links to {needs.peers} peers take {pairs}"
     if device.max_work_requests < needs.depth:
         yield True, f"takes {device.max_work_requests} requests in a queue, and a link needs {needs.depth}"
+    if device.max_completions < needs.completions:
+        yield True, f"has completion queues of {device.max_completions} entries, and a link needs {needs.completions}"
     if device.max_regions < FEW_REGIONS:
-        yield False, f"has {device.max_regions} memory regions; operations may have to wait for them"
+        yield False, f"has {device.max_regions} memory regions: what cannot have one is copied into messages"
     if device.max_region_size < needs.arenas:
-        yield (
-            False,
-            (f"registers at most {_size(device.max_region_size)} at once, and an arena may have {_size(needs.arenas)}"),
-        )
+        most = _size(device.max_region_size)
+        yield False, f"registers at most {most} at once: larger parts of tensors are copied into messages"
 
 
 def _size(nbytes: int) -> str:
