@@ -106,7 +106,7 @@ def test_too_little_locked_memory_names_both_numbers_and_every_command() -> None
     assert NEEDS.least == LEAST
     one = only(replace(HOST, memlock=8 << 20))
     assert (one.subject, one.serious) == ("memlock", True)
-    assert one.message == "this process may lock 8 MiB of memory, and its links lock 31.54 MiB at least"
+    assert one.message == "this process may lock 8 MiB of memory, and its links lock 31.5 MiB at least"
     for command in ("LimitMEMLOCK=infinity", "ulimit -l unlimited", "limits.d/rdma.conf", "--ulimit memlock=-1"):
         assert command in one.hint
     assert only(replace(HOST, memlock=LEAST - 1)).serious

@@ -190,6 +190,6 @@ def _size(nbytes: int) -> str:
     value = float(nbytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if value < 1024:
-            return f"{value:.4g} {unit}"
+            return f"{round(value, 1):g} {unit}"
         value /= 1024
-    return f"{value:.4g} TiB"
+    return f"{round(value, 1):g} TiB"
