@@ -289,7 +289,7 @@ def test_lines_about_groups_and_operations_say_which(caplog: pytest.LogCaptureFi
     chronicle.broken(9, late)
     chronicle.told(events.GroupForgotten(9))
     chronicle.failed(call, late)
-    which, nowhere = "uid=7 job='j 1' group=world", "uid=0 job='' group=''"
+    which, lost = "uid=7 job='j 1' group=world", "uid=0 job='' group=''"
     assert [TextFormatter("n").format(line).partition("allreduced.groups ")[2] for line in caplog.records] == [
         f"event=group_started {which} generation=1 ranks=4 nodes=2 local=2",
         f"event=operation_failed {which} name=w generation=1 kind=all_reduce rank=0 code=mismatch error='they differ'",
@@ -297,7 +297,7 @@ def test_lines_about_groups_and_operations_say_which(caplog: pytest.LogCaptureFi
         f"event=operation_failed {which} name=w generation=2 kind=all_reduce rank=0 code={late.code} error='too late'",
         f"event=group_broken {which} generation=2 code=deadline_exceeded error='too late'",
         f"event=group_ended {which} generation=2",
-        f"event=operation_failed {nowhere} name=w generation=0 kind=all_reduce rank=0 code={late.code} error='too late'",
+        f"event=operation_failed {lost} name=w generation=0 kind=all_reduce rank=0 code={late.code} error='too late'",
     ]
     levels = [line.levelno for line in caplog.records]
     assert levels == [logging.INFO, logging.INFO, *[logging.WARNING] * 3, logging.INFO, logging.WARNING]

@@ -91,7 +91,7 @@ async def test_two_agents_with_devices_use_them(
     assert told(a) == {"b": ("rdma", BOTH)}
     assert told(b) == {"a": ("rdma", BOTH)}
     assert [peer.remote for peer in a.peers.view()] == [b.address]  # found at an address that tells no transport
-    await until_logged(caplog, "event=link_used node=b data=rdma", BOTH)
+    await until_logged(caplog, "event=link_used peer=b data=rdma", BOTH)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -116,7 +116,7 @@ async def test_an_agent_that_wants_tcp_gets_it(
     transport_, way = told(a)["b"]
     assert (transport_, "TCP only" in way) == ("tcp", True)
     assert told(b) == {"a": ("tcp", "")}
-    await until_logged(caplog, "event=link_used node=b data=tcp", "TCP only")  # a expected RDMA: a warning
+    await until_logged(caplog, "event=link_used peer=b data=tcp", "TCP only")  # a expected RDMA: a warning
 
 
 async def test_ports_of_different_mtu_use_the_lower(machines: Callable[..., Machines]) -> None:

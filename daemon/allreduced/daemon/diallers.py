@@ -140,7 +140,7 @@ async def tried(diallers: Iterable[Dialler], timeout: float) -> None:
             for dialler in diallers:
                 await dialler.first_try()
     except TimeoutError:
-        logger.info("event=not_tried_yet after=%.1fs", timeout)
+        logger.info("event=not_tried_yet seconds=%.1f", timeout)
 
 
 async def reached(diallers: Iterable[Dialler], timeout: float) -> None:
@@ -155,4 +155,4 @@ async def reached(diallers: Iterable[Dialler], timeout: float) -> None:
             for dialler in diallers:
                 await dialler.first_result()
     except TimeoutError:
-        logger.info("event=not_reached_yet after=%.1fs", timeout)
+        logger.info("event=not_reached_yet seconds=%.1f", timeout)

@@ -338,7 +338,7 @@ class Peers(LinkOwner):
     def _log_carrier(self, link: PeerLink) -> None:
         scheme, way = carrier(link.link)
         level = logging.WARNING if self._rdma_expected and link.link.fallback_reason else logging.INFO
-        logger.log(level, "event=link_used node=%s data=%s way=%r", link.node, scheme, way)
+        logger.log(level, "event=link_used peer=%s data=%s way=%r", link.node, scheme, way)
 
     def _refuse(self, link: PeerLink, reason: str) -> None:
         """Drop a link that is not used, which is nobody's fault."""

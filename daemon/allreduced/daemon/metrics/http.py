@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections; come again later")
         else:
             server.log.warning("event=http_refused status=%d reason=%s", 503, "too many connections")
-            transport.abort()
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take a piece of the request."""
