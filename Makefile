@@ -67,9 +67,10 @@ bench: bench-ready ## speed beside Gloo and physical limits, under 15 minutes (i
 bench-quick: bench-ready ## the same with fewer calls, within 2 minutes
 	$(PY) -m benchmarks.compare --quick
 
-docs: $(VENV)/.installed ## write docs/configuration.md, and the tables of docs/failure.md, from the code
+docs: $(VENV)/.installed ## write docs/configuration.md, and the tables of docs/failure.md and docs/monitoring.md, from the code
 	$(PY) tools/configuration_reference.py
 	$(PY) tools/failure_tables.py
+	$(PY) tools/metrics_reference.py
 
 format: $(VENV)/.installed ## format the Python code
 	$(VENV)/bin/ruff format .
