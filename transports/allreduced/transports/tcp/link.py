@@ -32,7 +32,7 @@ class Flow(Protocol):
         """Begin to read."""
 
     def wake(self) -> bool:
-        """Take frames soon, if this flow is free; return whether it was."""
+        """Take frames soon, if this flow is free. Return whether it was, so that no other need be woken."""
 
     def redirect(self, posting: Posting) -> None:
         """Drop the rest of a frame that was meant for this posting."""
