@@ -17,7 +17,7 @@ Subject: TypeAlias = Literal["absent", "device", "device_file", "binding", "meml
 
 MEMLOCK_HINT: Final = (
     "systemd: LimitMEMLOCK=infinity in the unit; a shell: ulimit -l unlimited; logins: '* - memlock unlimited' in"
-    " /etc/security/limits.d/rdma.conf; Docker: --ulimit memlock=-1; or lower limits.arena_bytes"
+    " /etc/security/limits.d/rdma.conf; Docker: --ulimit memlock=-1"
 )
 FILE_HINT: Final = (
     "Docker: --device /dev/infiniband; else: modprobe ib_uverbs, and let the agent's user read and write {file}, by a"
@@ -115,7 +115,7 @@ def _host_findings(host: HostFacts, needs: Needs) -> Iterator[Finding]:
             False,
             f"this process may lock {_size(host.memlock)} of memory, and its arenas take up to {_size(needs.arenas)}:"
             " what cannot be locked is copied into messages",
-            MEMLOCK_HINT,
+            f"{MEMLOCK_HINT}; or lower limits.arena_bytes",
         )
 
 
