@@ -61,6 +61,11 @@ class Needs:
         pools = self.flows * (self.options.depth + SEND_SLOTS) * (self.options.small + HEADER)
         return max(self.peers, 1) * (pools + 2 * self.flows * self.tile)
 
+    @property
+    def most(self) -> int:
+        """Bytes that they lock at most: what is sent from stays registered, and counts for each peer."""
+        return self.least + max(self.peers, 1) * self.arenas
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -109,11 +114,11 @@ def _host_findings(host: HostFacts, needs: Needs) -> Iterator[Finding]:
             f"this process may lock {_size(host.memlock)} of memory, and its links lock {_size(needs.least)} at least",
             MEMLOCK_HINT,
         )
-    elif host.memlock < needs.arenas:
+    elif host.memlock < needs.most:
         yield Finding(
             "memlock",
             False,
-            f"this process may lock {_size(host.memlock)} of memory, and its arenas take up to {_size(needs.arenas)}:"
+            f"this process may lock {_size(host.memlock)} of memory, and its links may come to {_size(needs.most)}:"
             " what cannot be locked is copied into messages",
             f"{MEMLOCK_HINT}; or lower limits.arena_bytes",
         )
