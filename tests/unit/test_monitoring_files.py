@@ -9,8 +9,9 @@ from pathlib import Path
 
 import yaml
 from tests.unit.test_docs import tool
-from tests.unit.test_logs import calls, pairs_of, record
+from tests.unit.test_logs import calls, record
 
+from allreduced.daemon.log.fields import pairs_of
 from allreduced.daemon.log.formats import JsonFormatter
 from allreduced.daemon.metrics.catalogue import CATALOGUE, sample_names
 
