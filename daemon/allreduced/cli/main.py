@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from allreduced.cli import agent, bench, demo, run, status
+from allreduced.cli import agent, bench, completion, demo, run, status
 from allreduced.cli.console import complain, explain
 from allreduced.cli.extras import remedy
 from allreduced.core.errors import AllReducedError, UsageError
@@ -28,7 +28,7 @@ Exit status: 0 for success, 2 for wrong usage or settings, 1 for other failures;
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's own) and return the exit status."""
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = command_line().parse_args(argv)
     except SystemExit as end:  # argparse has said what it had to say
         return end.code if isinstance(end.code, int) else 2
     execute: Callable[[argparse.Namespace], int] = arguments.execute
@@ -62,7 +62,8 @@ def version() -> str:
         return "unknown"
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line; man pages and completion are made from it."""
     parser = argparse.ArgumentParser(
         prog="allreduced",
         description="The all-reduce daemon: one agent per node adds up tensors for the processes of a training.",
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in (agent, run, demo, bench, status):
         command.add_parser(subparsers)
+    completion.add_parser(subparsers, command_line)
     return parser
 
 

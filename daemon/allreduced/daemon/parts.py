@@ -194,7 +194,8 @@ def _kernels(threads: int, cpus: Sequence[int], nice: int) -> NativeKernels:
     except ImportError as error:
         raise AgentUnavailable(
             f"the native kernels cannot be loaded: {error}",
-            hint="install allreduced again (pip install -e . builds them)",
+            hint="where this is the wheel without them, which is for clients, install one with them, or build it where "
+            "there is a C++ compiler: pip install --no-binary allreduced 'allreduced[agent]'",
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"the reduction threads cannot be started: {error}", path="engine") from error
