@@ -6,12 +6,12 @@ import contextlib
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.systemd.machine import BOUND, REPOSITORY, Machine, Refused, machine
 
 UNITS = REPOSITORY / "configs" / "systemd"
+RANK = REPOSITORY / "tests" / "support" / "steady_rank.py"
 UNIT = "allreduced.service"
 SOCKET = "allreduced.socket"
 CONFIG = 'version = 1\n[agent]\nlog_level = "info"\n'
@@ -28,7 +28,7 @@ def booted() -> Iterator[Machine]:
             pytest.skip(f"no machine with systemd can be made here: {refused}")
         box.run("systemd-sysusers")
         box.run("systemctl", "daemon-reload")
-        shutil.copy(Path(__file__).with_name("rank.py"), box.shared)
+        shutil.copy(RANK, box.shared)
         yield box
 
 
@@ -59,7 +59,7 @@ def drop_in(box: Machine, text: str) -> None:
 @contextlib.contextmanager
 def ranks(box: Machine, operations: int) -> Iterator[list[subprocess.Popen[str]]]:
     """Run two ranks."""
-    started = [box.python(box.shared / "rank.py", str(rank), "2", str(operations)) for rank in range(2)]
+    started = [box.python(box.shared / RANK.name, *map(str, (rank, 2, rank, 2, operations))) for rank in range(2)]
     try:
         yield started
     finally:
@@ -176,7 +176,7 @@ def test_reload_with_a_good_and_with_a_broken_file(box: Machine) -> None:
 
 
 def test_the_watchdog_restarts_an_agent_that_is_stopped_and_its_clients_go_on(box: Machine) -> None:
-    drop_in(box, "[Service]\nWatchdogSec=2s\nTimeoutAbortSec=1s\nRestartSec=100ms\n")
+    drop_in(box, "[Service]\nWatchdogSec=5s\nTimeoutAbortSec=1s\nRestartSec=100ms\n")
     box.run("systemctl", "start", UNIT)
     pid = box.show(UNIT, "MainPID")
     with ranks(box, 1 << 30) as started:

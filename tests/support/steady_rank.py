@@ -1,6 +1,8 @@
-"""One rank of a job in the machine. Writes a line when operations work, and when its agent is lost; then it goes on.
+"""One rank of a job. Writes a line when operations work, and when its agent is lost; then it goes on.
 
-usage: rank.py RANK SIZE OPERATIONS
+usage: steady_rank.py RANK SIZE LOCAL_RANK LOCAL_SIZE OPERATIONS
+
+It needs nothing but an installed client, of this version or of the one before.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ SECONDS = 60.0
 
 
 def main() -> None:
-    rank, size, operations = map(int, sys.argv[1:])
-    comm = connect(job="job", rank=rank, size=size, local_rank=rank, local_size=size, deadline=SECONDS)
+    rank, size, local_rank, local_size, operations = map(int, sys.argv[1:])
+    comm = connect(
+        job="job", rank=rank, size=size, local_rank=local_rank, local_size=local_size, deadline=SECONDS, agent="require"
+    )
     done = 0
     said = ""
     while done < operations:
