@@ -55,7 +55,7 @@ test-systemd: $(VENV)/.installed ## the units of configs/systemd under a real sy
 	$(PY) -m pytest tests/systemd
 
 test-packaging: $(VENV)/.installed ## build sdist and wheels, install them into clean environments, run a job there
-	$(PY) -c 'import build' 2>/dev/null || $(PY) -m pip install -q build
+	$(PY) -c 'import build, cibuildwheel' 2>/dev/null || $(PY) -m pip install -q build cibuildwheel
 	$(PY) -m pytest tests/packaging
 
 LIMITS := $(addprefix build/limits/,memory exchange server)

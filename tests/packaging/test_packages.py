@@ -25,12 +25,14 @@ SECONDS = 300.0
 pytestmark = pytest.mark.timeout(1800)
 
 
-def run(*command: str | Path, check: bool = True, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: str | Path, check: bool = True, environ: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command with nothing of this environment that leads to this source."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("ALLREDUCED_", "PYTHON"))}
     done = subprocess.run(
         [str(word) for word in command],
-        env=clean | environ,
+        env=clean | (environ or {}),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -58,7 +60,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         pytest.skip("the module build is not installed; `make test-packaging` installs it")
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "-o", folder, REPOSITORY)
-    run(sys.executable, "-m", "build", "--wheel", "-o", folder / "pure", REPOSITORY, ALLREDUCED_PURE="1")
+    run(sys.executable, "-m", "build", "--wheel", "-o", folder / "pure", REPOSITORY, environ={"ALLREDUCED_PURE": "1"})
     (sdist,), (wheel,), (pure,) = folder.glob("*.tar.gz"), folder.glob("*.whl"), (folder / "pure").glob("*.whl")
     return Built(sdist, wheel, pure)
 
@@ -159,7 +161,8 @@ def test_the_client_works_without_native_part_and_compiler(whole: Environment, c
             [client_only.python, "-P", INSTALLED, "rank"], env=first_rank, stdin=subprocess.DEVNULL
         ) as first,
     ):
-        run(whole.python, "-P", INSTALLED, "rank", **job, ALLREDUCED_RANK="1", ALLREDUCED_LOCAL_RANK="1")
+        second_rank = {**job, "ALLREDUCED_RANK": "1", "ALLREDUCED_LOCAL_RANK": "1"}
+        run(whole.python, "-P", INSTALLED, "rank", environ=second_rank)
         assert first.wait(SECONDS) == 0
 
 
@@ -179,3 +182,12 @@ def test_pip_takes_the_wheel_with_the_native_part_where_it_fits(
         *("--find-links", built.wheel.parent, "--find-links", built.pure.parent, "allreduced"),
     )
     assert [path.name for path in tmp_path.iterdir()] == [built.wheel.name]
+
+
+def test_a_release_has_wheels_for_both_kinds_of_machine() -> None:
+    if importlib.util.find_spec("cibuildwheel") is None:
+        pytest.skip("cibuildwheel is not installed; `make test-packaging` installs it")
+    command = [sys.executable, "-m", "cibuildwheel", "--print-build-identifiers", "--platform", "linux"]
+    said = run(*command, "--archs", "x86_64,aarch64", REPOSITORY).stdout.split()
+    pythons = ("cp311", "cp312", "cp313", "cp314")
+    assert set(said) == {f"{python}-manylinux_{arch}" for python in pythons for arch in ("x86_64", "aarch64")}
