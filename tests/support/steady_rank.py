@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-from allreduced.client import connect
+from allreduced.client import Communicator, connect
 from allreduced.core.errors import AgentUnavailable, ClusterError, GroupChanged
 
 SECONDS = 60.0
@@ -19,9 +19,12 @@ SECONDS = 60.0
 
 def main() -> None:
     rank, size, local_rank, local_size, operations = map(int, sys.argv[1:])
-    comm = connect(
-        job="job", rank=rank, size=size, local_rank=local_rank, local_size=local_size, deadline=SECONDS, agent="require"
-    )
+
+    def joined() -> Communicator:
+        where = {"rank": rank, "size": size, "local_rank": local_rank, "local_size": local_size}
+        return connect(job="job", **where, deadline=SECONDS, agent="require")
+
+    comm = joined()
     done = 0
     said = ""
     while done < operations:
@@ -29,6 +32,8 @@ def main() -> None:
             result = comm.all_reduce(np.full(1000, rank + 1.0), deadline=SECONDS)
         except (AgentUnavailable, ClusterError, GroupChanged) as error:
             line = f"lost {type(error).__name__}"
+            comm.close()
+            comm = joined()
         else:
             done += 1
             line = f"{result[0]:g} {result[-1]:g}"
