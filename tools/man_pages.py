@@ -36,6 +36,7 @@ def _page(parser: argparse.ArgumentParser, name: str, about: str, commands: tupl
     lines = [
         '.\\" Made by `make docs` from the parser of the command; changes belong there.',
         f'.TH "{name.upper()}" 1 "" "allreduced {release}" "User commands"',
+        ".ad l",  # options are long words
         ".SH NAME",
         f"{_text(name)} \\- {_text(about.rstrip('.'))}",
         ".SH SYNOPSIS",
@@ -85,7 +86,8 @@ def _heading(action: argparse.Action, *, short: bool = False) -> str:
         if isinstance(shown, tuple):
             shown = " ".join(shown)
         shown = shown or action.dest.upper()
-        value = f"\\fI{_text(shown)}\\fR" + (" …" if action.nargs in (argparse.REMAINDER, "*", "+") else "")
+        breakable = _text(shown).replace(",", ",\\:").replace("|", "|\\:")
+        value = f"\\fI{breakable}\\fR" + (" …" if action.nargs in (argparse.REMAINDER, "*", "+") else "")
     if not action.option_strings:
         return value
     names = action.option_strings[-1:] if short else action.option_strings

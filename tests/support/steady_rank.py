@@ -21,8 +21,15 @@ def main() -> None:
     rank, size, local_rank, local_size, operations = map(int, sys.argv[1:])
 
     def joined() -> Communicator:
-        where = {"rank": rank, "size": size, "local_rank": local_rank, "local_size": local_size}
-        return connect(job="job", **where, deadline=SECONDS, agent="require")
+        return connect(
+            job="job",
+            rank=rank,
+            size=size,
+            local_rank=local_rank,
+            local_size=local_size,
+            deadline=SECONDS,
+            agent="require",
+        )
 
     comm = joined()
     done = 0
