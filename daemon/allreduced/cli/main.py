@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from allreduced.cli import agent, bench, demo, run, status
 from allreduced.cli.console import complain, explain
 from allreduced.cli.extras import remedy
 from allreduced.core.errors import AllReducedError, UsageError
+from allreduced.core.release import release
 
 _EPILOG = """\
 examples:
@@ -54,14 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
-def version() -> str:
-    """Return the version of the installed distribution; ``unknown`` where it runs from a source tree."""
-    try:
-        return importlib.metadata.version("allreduced")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="allreduced",
@@ -69,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"allreduced {version()}")
+    parser.add_argument("--version", action="version", version=f"allreduced {release()}")
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in (agent, run, demo, bench, status):
         command.add_parser(subparsers)

@@ -37,7 +37,7 @@ ROOT = 0
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """Who the agent is. ``uid``: whom it runs as. ``uptime`` in seconds."""
+    """Who the agent is. ``uid``: whom it runs as. ``uptime`` in seconds. ``advertised``: the address others are told."""
 
     node: str
     incarnation: int
@@ -45,6 +45,8 @@ class AgentFacts:
     uid: int
     uptime: float
     clients: int
+    release: str = ""
+    advertised: str = ""
 
 
 def sees_everything(asker: int, agent: int) -> bool:
@@ -98,6 +100,8 @@ def make_report(
             gatherings=tuple(sorted(gatherings, key=lambda gathering: gathering.key)),
             hidden=tuple(HiddenReport(uid, count) for uid, count in sorted(hidden.items())),
             left_out=0,
+            release=facts.release,
+            advertised=facts.advertised,
         )
     )
 
