@@ -46,7 +46,8 @@ class ClusterStatus:
 def ask_status(address: SocketAddress, *, path: str, others: bool, timeout: float, probe: int = 0) -> ClusterStatus:
     """Ask the agent at ``address`` what runs, and (``others``) through it all agents that it knows.
 
-    ``probe``: as in AskStatus. ``path`` says where the address comes from. Waits ``timeout`` seconds at most. No operation is disturbed by it.
+    ``probe``: as in AskStatus. ``path`` says where the address comes from. Waits ``timeout`` seconds at most. No
+    operation is disturbed by it.
 
     :raises AgentUnavailable: nobody answers there, or not in time.
     :raises ConfigError: what is there is no socket.

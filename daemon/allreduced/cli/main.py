@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from allreduced.cli import agent, bench, demo, run, status
+from allreduced.cli import agent, bench, demo, doctor, run, status
 from allreduced.cli.console import complain, explain
 from allreduced.cli.extras import remedy
 from allreduced.core.errors import AllReducedError, UsageError
@@ -20,6 +20,7 @@ examples:
   allreduced bench --ranks-per-node 4
   allreduced agent --config agent.toml
   allreduced status                                          what runs, and who is waited for
+  allreduced doctor                                          what is misconfigured, and what mends it
 
 Exit status: 0 for success, 2 for wrong usage or settings, 1 for other failures; `run` gives that of the failed rank.
 """
@@ -63,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"allreduced {release()}")
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (agent, run, demo, bench, status):
+    for command in (agent, run, demo, bench, status, doctor):
         command.add_parser(subparsers)
     return parser
 

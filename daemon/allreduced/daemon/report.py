@@ -37,7 +37,7 @@ ROOT = 0
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """Who the agent is. ``uid``: whom it runs as. ``uptime`` in seconds. ``advertised``: the address others are told."""
+    """Who the agent is. ``uid``: whom it runs as. ``uptime`` in seconds. ``advertised``: where others dial it."""
 
     node: str
     incarnation: int
