@@ -71,6 +71,7 @@ Peers: TypeAlias = Annotated[tuple[tuple[Name, Annotated[str, AtMost(MAX_ADDRESS
 Stamp: TypeAlias = Annotated[tuple[Signed, ...], AtMost(8)]
 Token: TypeAlias = Annotated[bytes, AtMost(MAX_TOKEN)]
 Names: TypeAlias = Annotated[tuple[Name, ...], AtMost(MAX_FORGET)]
+LoadData: TypeAlias = Annotated[bytes, AtMost(MAX_LOAD)]
 
 # Any time
 
@@ -119,7 +120,7 @@ class Load:
     """Bytes that are sent to see how fast the link is; answered by a Loaded."""
 
     number: Id
-    data: Annotated[bytes, AtMost(MAX_LOAD)]
+    data: LoadData
 
 
 @dataclass(frozen=True, slots=True)

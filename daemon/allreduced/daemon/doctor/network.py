@@ -72,10 +72,10 @@ async def network_facts(settings: Settings) -> NetworkFacts:
         resolve(host), asyncio.gather(*(_peer(peer.node, parse_address(peer.address)) for peer in peers.static))
     )
     told = await _told(settings, listed)
-    here = bool(told) and await stays_here(parse_address(told))
+    here = bool(told) and await stays_here(parse_address(told, any_port=True))
     interface = None
     if told:
-        numeric = await resolve(parse_address(told).host)
+        numeric = await resolve(parse_address(told, any_port=True).host)
         interface = interface_facts(numeric[0]) if numeric else None
     return NetworkFacts(host, found, peers.listen, told, here, interface, socket.has_dualstack_ipv6(), tuple(listed))
 
@@ -143,7 +143,7 @@ def _advertised(facts: NetworkFacts) -> Iterator[Finding]:
         if remote:
             yield note(subject, "this agent tells others no address; it can only dial, and not be dialled")
         return
-    address = parse_address(facts.advertised)
+    address = parse_address(facts.advertised, any_port=True)
     if is_wildcard(address.host):
         yield problem(subject, f"{address} cannot be dialled", "set peers.advertise to an address of this machine")
     elif remote and facts.advertised_here:
