@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 from typing import TYPE_CHECKING
 
 from allreduced.core.errors import ConfigError
+from allreduced.core.release import release
 from allreduced.daemon import logs
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.driver import Driver
@@ -54,7 +54,7 @@ def monitoring(
     driver.meter = calls
     return Monitoring(
         Sources(
-            version=_version(),
+            version=release(),
             node=node,
             calls=calls,
             kernels=kernels,
@@ -81,10 +81,3 @@ def _log_counts() -> tuple[LogCount, ...]:
         LogCount(logging.getLevelName(level).lower(), event, lines, dropped)
         for level, event, lines, dropped in logs.line_counts()
     )
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("allreduced")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
