@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from allreduced.core.errors import AllReducedError, ConfigError
 from allreduced.daemon import logs
+from allreduced.daemon.access import socket_group, socket_mode
 from allreduced.daemon.descriptors import raise_descriptor_limit
 from allreduced.daemon.entrance import Entrance
 from allreduced.daemon.lifetime import Lifetime
@@ -116,7 +117,8 @@ class Agent:
         if self._options.private:
             self._lifetime = Lifetime(self._alone)
             parts.server.report_to(self._lifetime)
-        parts.server.listen(self._socket)
+        access = self._settings.access
+        parts.server.listen(self._socket, mode=socket_mode(access), group=socket_group(access))
         self._readiness.ready(self._socket, address)
         if self._options.on_ready is not None:
             self._options.on_ready(self._socket, address)

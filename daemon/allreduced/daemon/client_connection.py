@@ -7,12 +7,12 @@ import logging
 import os
 import select
 import socket
-import struct
 from collections import deque
 from collections.abc import Generator
 from typing import Protocol, TypeAlias
 
 from allreduced.core.errors import AllReducedError, InternalError, ProtocolError, to_wire
+from allreduced.daemon.access import Credentials, credentials_of
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.protocol.framing import Body, MessageReader
 from allreduced.protocol.local import MAX_MESSAGE, Refused, ToAgent, ToClient, decode_to_agent, encode
@@ -61,10 +61,9 @@ class ClientConnection:
         self._unheard = False  # the client closed its end: what is sent is lost, what it sent before still counts
         self._flushed = asyncio.Event()
         self.closed = False
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        self.pid: int
-        self.uid: int
-        self.pid, self.uid, _ = struct.unpack("3i", credentials)
+        self.credentials: Credentials = credentials_of(sock)
+        self.pid = self.credentials.pid
+        self.uid = self.credentials.uid
 
     def start(self, owner: ConnectionOwner) -> None:
         """Begin to read."""
@@ -205,6 +204,11 @@ class ClientConnection:
             return
         self._streams.append(pieces)
         self._want_write()
+
+    @property
+    def streams(self) -> int:
+        """How many :meth:`stream` are under way."""
+        return len(self._streams)
 
     @property
     def idle(self) -> bool:

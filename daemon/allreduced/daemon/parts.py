@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allreduced.core.errors import AgentUnavailable, ConfigError
+from allreduced.daemon.access import access_from
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.driver import Driver
 from allreduced.daemon.engine.engine import Engine
@@ -74,6 +75,7 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
         EngineLimits(
             inline_bytes=limits.inline,
             arena_bytes=total,
+            user_bytes=limits.arena_bytes_per_user,
             scratch_bytes=max(total // 4, 1),
             window_tiles=engine_settings.window_tiles,
             operations=limits.operations,
@@ -96,6 +98,8 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
         limits=local_limits(limits),
         default_deadline=settings.failure.deadline,
         failure_timeout=timing.failure_timeout,
+        access=access_from(settings.access, os.geteuid()),
+        job_secrets=settings.access.job_secrets == "required",
     )
     peers = Peers(
         node,
@@ -111,6 +115,7 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
         ),
         transport,
         timing=timing,
+        most=limits.peers,
     )
     started = time.monotonic()
 
@@ -137,7 +142,10 @@ def local_limits(limits: Limits) -> LocalLimits:
     """Return what the settings say about clients, for the local plane."""
     return LocalLimits(
         clients=limits.clients,
+        clients_per_user=limits.clients_per_user,
         requests=limits.requests,
+        requests_per_user=limits.requests_per_user,
+        streams=limits.streams,
         inline=limits.inline,
         inline_bytes=limits.inline_bytes,
         outgoing_bytes=limits.outgoing_bytes,
@@ -149,7 +157,7 @@ def local_limits(limits: Limits) -> LocalLimits:
 def _arena_limits(limits: Limits, total: int) -> ArenaLimits:
     inputs = ArenaLimits.from_total(total).inputs
     per_client = min(limits.arena_bytes_per_client or inputs, inputs)
-    return ArenaLimits(total, inputs, per_client, limits.arenas_per_client)
+    return ArenaLimits(total, inputs, per_client, limits.arenas_per_client, limits.arena_bytes_per_user)
 
 
 class _ForLinks:
