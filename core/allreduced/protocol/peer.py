@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
 from allreduced.core.errors import InternalError, ProtocolError, WireError
@@ -43,7 +43,8 @@ from allreduced.protocol.change import (
     Trouble,
     Uses,
 )
-from allreduced.protocol.codec import Codec
+from allreduced.protocol.codec import ADDED_LATER, Codec
+from allreduced.protocol.job_secret import NO_SECRET, Digest
 from allreduced.protocol.status import AgentReport
 
 MAX_FRAME = 1 << 20
@@ -112,7 +113,10 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """A client of the sender waits for the group. ``client``: 64-bit random, names this claim to the rank."""
+    """A client of the sender waits for the group. ``client``: 64-bit random, names this claim to the rank.
+
+    ``proof``: of its job secret, see ``job_secret``; claims whose proofs differ never meet.
+    """
 
     key: GroupKey
     size: Size
@@ -120,6 +124,7 @@ class Announce:
     client: Id
     pid: U32
     local_rank: Rank
+    proof: Digest = field(default=NO_SECRET, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,7 @@ class Retract:
 
     key: GroupKey
     client: Id
+    proof: Digest = field(default=NO_SECRET, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +146,7 @@ class Refuse:
     key: GroupKey
     client: Id
     error: WireError
+    proof: Digest = field(default=NO_SECRET, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +164,7 @@ class Form:
     tile_bytes: Count
     members: Members
     clients: Ids
+    proof: Digest = field(default=NO_SECRET, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)

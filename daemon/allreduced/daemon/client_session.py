@@ -33,6 +33,7 @@ from allreduced.daemon.status import Answer
 from allreduced.daemon.submission import HeldGroup, Submission, check_submit, fingerprint_of
 from allreduced.daemon.users import Users
 from allreduced.protocol import local
+from allreduced.protocol.job_secret import proof_of
 
 logger = logging.getLogger("allreduced.local")
 
@@ -220,10 +221,17 @@ class ClientSession:
                 raise InvalidArgument(
                     f"rank {message.rank} is outside a group of {message.size}: ranks are 0 to {message.size - 1}"
                 )
+            if self._context.job_secrets and not message.secret:
+                raise AuthenticationError(
+                    "this agent asks every rank for the secret of its job (access.job_secrets is 'required'), and rank "
+                    f"{message.rank} of group {message.group!r} of job {message.job!r} gave none",
+                    hint="give all ranks the same connect(job_secret=…) or ALLREDUCED_JOB_SECRET",
+                )
         except AllReducedError as error:
             self._refuse_request(request, error)
             return
         key = GroupKey(self.connection.uid, message.job, message.group)
+        proof = proof_of(message.secret, key)
         self._context.drop_stale(key, self.client)
         self._joins[request] = _Join(key, message.default_deadline or self._context.default_deadline)
         self._user.requests += 1
@@ -237,6 +245,7 @@ class ClientSession:
                 message.local_rank,
                 self._pid,
                 self._sink.now() + message.deadline,
+                proof,
             )
         )
 

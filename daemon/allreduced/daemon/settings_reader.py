@@ -27,7 +27,19 @@ Overrides: TypeAlias = "Mapping[str, object]"
 _SHORT: Final = {"ALLREDUCED_SECRET": ("security", "secret"), "ALLREDUCED_INSECURE": ("security", "insecure")}
 _OF_OTHERS: Final = frozenset(
     f"ALLREDUCED_{name}"
-    for name in ("AGENT", "JOB", "JOIN", "LOCAL_RANK", "LOCAL_SIZE", "NODE", "NODES", "RANK", "SIZE", "SOCKET")
+    for name in (
+        "AGENT",
+        "JOB",
+        "JOB_SECRET",
+        "JOIN",
+        "LOCAL_RANK",
+        "LOCAL_SIZE",
+        "NODE",
+        "NODES",
+        "RANK",
+        "SIZE",
+        "SOCKET",
+    )
 )
 
 
