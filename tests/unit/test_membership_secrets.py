@@ -27,11 +27,9 @@ def _pass(cluster: Cluster, seconds: float) -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_a_stranger_is_refused_and_the_group_forms_without_it(other: bytes, first: bool) -> None:
     cluster = Cluster("ab")
-    if first:
-        stranger = cluster.join("b", 1, 3, proof=other)
+    came = [cluster.join("b", 1, 3, proof=other)] if first else []
     ours = [cluster.join("a", 0, 3, proof=OURS), cluster.join("a", 2, 3, proof=OURS)]
-    if not first:
-        stranger = cluster.join("b", 1, 3, proof=other)
+    [stranger] = came or [cluster.join("b", 1, 3, proof=other)]
     cluster.deliver_all()
     assert stranger not in cluster.agents["b"].rejected
     _pass(cluster, T)

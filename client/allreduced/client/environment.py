@@ -133,7 +133,7 @@ def read_job_secret(environ: Environment, job_secret: str | bytes | None) -> byt
     """
     if job_secret is None:
         return environ.get("ALLREDUCED_JOB_SECRET", "").encode(errors="surrogateescape")
-    if not isinstance(job_secret, str | bytes) or not job_secret:
+    if not job_secret or type(job_secret) not in (str, bytes):
         raise ConfigError(
             "job_secret must be text or bytes, and not empty",
             path="job_secret",

@@ -7,6 +7,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 
 from allreduced.core.errors import AllReducedError, LimitExceeded, to_wire
 from allreduced.core.identity import GroupKey
@@ -129,6 +130,20 @@ class LocalServer:
             session.connection.read_to_end()
         return not session.gone
 
+    def use_limits(self, limits: LocalLimits) -> None:
+        """Hold new connections to these limits; those that are open stay under the ones that they were made under.
+
+        ``inline`` and ``inline_bytes`` stay as they are.
+        """
+        limits = replace(limits, inline=self.limits.inline, inline_bytes=self.limits.inline_bytes)
+        self.limits = limits
+        self._context = replace(self._context, limits=limits)
+
+    def use_access(self, access: Access, *, job_secrets: bool) -> None:
+        """Judge new connections by this; clients that are attached stay. ``job_secrets``: who joins must give one."""
+        self._access = access
+        self._context = replace(self._context, job_secrets=job_secrets)
+
     # Listening
 
     def listen(self, name: str, *, mode: int = 0o600, group: int = -1) -> None:
@@ -139,8 +154,12 @@ class LocalServer:
 
         :raises ConfigError: the socket cannot be had; the message says why.
         """
+        self.serve(bind_socket(name, mode=mode, group=group))
+
+    def serve(self, bound: BoundSocket) -> None:
+        """Accept clients there, on the running loop. The socket is this server's from now on."""
         self._loop = asyncio.get_running_loop()
-        self._bound = bind_socket(name, mode=mode, group=group)
+        self._bound = bound
         self._loop.add_reader(self._bound.sock.fileno(), self._accept)
 
     def stop_listening(self) -> None:

@@ -23,8 +23,10 @@ from allreduced.core.errors import (
     LimitExceeded,
 )
 from allreduced.core.log_limit import LogLimit
+from allreduced.daemon.carrier import carrier
 from allreduced.daemon.dialler import Dialler
 from allreduced.daemon.diallers import Diallers
+from allreduced.daemon.finding import Listing
 from allreduced.daemon.link_watch import LinkWatch
 from allreduced.daemon.membership.events import LinkLost, PeerDown, PeerUp
 from allreduced.daemon.membership.liveness import Liveness, Look, Verdict
@@ -90,7 +92,12 @@ class Peers(LinkOwner):
         self._diallers = Diallers(node, timing, self._connect, self._up.get)
         self._tasks: set[asyncio.Task[None]] = set()
         self._advertised = ""
+        self._problem = ""
         self._closing = False
+
+    def use_limit(self, most: int) -> None:
+        """Hold new links to this limit; those that there are stay."""
+        self._most = most
 
     # PeerPort
 
@@ -114,7 +121,12 @@ class Peers(LinkOwner):
             self._watch.note(node)
         return tuple(
             ReachablePeer(
-                node, link.incarnation, link.address, link.link.remote_address, self._liveness.silence(node, now)
+                node,
+                link.incarnation,
+                link.address,
+                link.link.remote_address,
+                self._liveness.silence(node, now),
+                *carrier(link.link),
             )
             for node, link in sorted(self._up.items())
         )
@@ -136,6 +148,8 @@ class Peers(LinkOwner):
                 found.setdefault(dialler.node, why)
             else:
                 unnamed.append(("", why))
+        if self._problem:
+            unnamed.append(("", self._problem))
         return (*sorted(found.items()), *unnamed)
 
     async def listen(self, address: str) -> Listener:
@@ -153,6 +167,19 @@ class Peers(LinkOwner):
     def dial(self, target: Target) -> Dialler:
         """Keep a link to ``target`` from now on; return who does so. A target that is known already stays as it is."""
         return self._diallers.dial(target)
+
+    def drop(self, target: Target) -> None:
+        """Dial ``target`` no more. A link that was made stays until it ends."""
+        self._diallers.drop(target)
+
+    def keep_to(self, listing: Listing) -> None:
+        """Dial whom a listing names; whom it names no more, only for as long as there is a link to it."""
+        self._problem = listing.problem
+        self._diallers.keep_to(listing.targets)
+        if listing.own and not self._advertised and not self._closing:
+            self._advertised = listing.own
+            for link in self._up.values():
+                link.send(PeerTable(((self._node, listing.own),)))
 
     async def close(self, timeout: float) -> None:
         """Say goodbye to every peer and close the links in order; cut those that are not closed after ``timeout``."""

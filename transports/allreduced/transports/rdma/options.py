@@ -19,7 +19,7 @@ class RdmaOptions:
     gid_index: int = -1
     """Index into the table of GIDs; -1: the entry that fits the address."""
     mtu: int = 0
-    """Path MTU in bytes at most; 0: the port's. Both ends use the smaller of theirs."""
+    """Path MTU in bytes that both ports must allow; 0: the lower of both."""
     traffic_class: int = 0
     service_level: int = 0
     hop_limit: int = 64
