@@ -24,9 +24,10 @@ from allreduced.core.errors import (
     ProtocolError,
     from_wire,
 )
+from allreduced.daemon import client_connection
 from allreduced.daemon.arena_table import ArenaLimits
 from allreduced.daemon.engine.events import ClientGone as EngineClientGone
-from allreduced.daemon.engine.events import Submitted
+from allreduced.daemon.engine.events import LeasesReturned, Submitted
 from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER as RESULT
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.membership.events import ClientGone, ClientLeaving
@@ -248,6 +249,33 @@ async def test_who_says_no_hello_is_dropped() -> None:
         assert isinstance(error, LimitExceeded)
         assert error.limit == "limits.hello_timeout"
         assert "0.02 s" in error.message
+
+
+async def test_a_flood_of_messages_is_handled_in_turns_with_others(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_connection, "TURN_SECONDS", -1.0)  # one message a turn
+    many = 2000
+    flood, other = await plane.attach(), await plane.attach()
+    await flood.send_bytes(b"".join(local.encode(local.ReleaseLeases((number,))) for number in range(many)))
+    await other.send(local.AllocateArena(1, 4096))
+    await other.receive(local.ArenaGranted)
+    assert len(plane.sink.engine) < many
+    await plane.sink.told(LeasesReturned, many)
+    assert [event.leases for event in plane.sink.engine if isinstance(event, LeasesReturned)] == [
+        (number,) for number in range(many)
+    ]
+    await flood.send(local.AllocateArena(1, 4096))  # and it is read on
+    await flood.receive(local.ArenaGranted)
+
+
+async def test_what_waits_of_a_flood_is_handled_before_its_end(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_connection, "TURN_SECONDS", -1.0)
+    flood = await plane.attach()
+    await flood.send_bytes(b"".join(local.encode(local.ReleaseLeases((number,))) for number in range(500)))
+    flood.close()
+    await plane.sink.told(ClientGone)
+    assert len([event for event in plane.sink.engine if isinstance(event, LeasesReturned)]) == 500
 
 
 async def test_clients_of_one_user_are_limited() -> None:
