@@ -131,7 +131,7 @@ class ClientSession:
         """A question for the status is not answered yet; there was one."""
         self._used = False
         """It asked for something else than the status."""
-        self._gone = False
+        self._gone = self._disorderly = False
         self._do: dict[type, Callable[..., None]] = {
             local.Submit: self._submit,
             local.ReleaseLeases: self._release_leases,
@@ -152,6 +152,11 @@ class ClientSession:
     def gone(self) -> bool:
         """True once the connection ended."""
         return self._gone
+
+    @property
+    def unwanted(self) -> bool:
+        """True for a connection that ended without a hello, or in disorder."""
+        return self._gone and (self._disorderly or not self._attached)
 
     @property
     def served(self) -> bool:
@@ -501,6 +506,7 @@ class ClientSession:
         else:
             self._context.log.warning("event=client_dropped pid=%d uid=%d reason=%r", pid, uid, reason)
         self._gone = True
+        self._disorderly = not orderly
         if self._attached:
             self._sink.membership_event(ClientGone(self.client, self._doing()))
             self._sink.engine_event(EngineClientGone(self.client))

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
+from allreduced.core.accept_budget import AcceptBudget
 from allreduced.core.errors import AllReducedError, LimitExceeded, to_wire
 from allreduced.core.identity import GroupKey
 from allreduced.core.log_limit import LogLimit
@@ -82,6 +83,7 @@ class LocalServer:
         self._status: StatusService | None = None
         self._scratch = bytearray(READ_BYTES)
         self._sessions: dict[int, ClientSession] = {}
+        self._budget = AcceptBudget()
         self._strangers: dict[int, ClientSession] = {}
         """Those that have not said hello yet, oldest first."""
         self._served = False
@@ -170,6 +172,10 @@ class LocalServer:
             bound.close()
 
     def _accept(self) -> None:
+        pause = self._budget.wait(self._loop.time())
+        if pause and self._bound is not None:
+            self._pause_accepting(pause)
+            return
         for _ in range(ACCEPT_AT_ONCE):
             if self._bound is None:
                 return
@@ -179,11 +185,16 @@ class LocalServer:
                 return
             except OSError as error:  # no descriptors or no memory: the connection waits, and asking again is no use
                 self._log.warning("event=accept_failed error=%r", error.strerror)
-                self._loop.remove_reader(self._bound.sock.fileno())
-                self._loop.call_later(RETRY_ACCEPT, self._accept_again)
+                self._pause_accepting(RETRY_ACCEPT)
                 return
             sock.setblocking(False)
             self._take(sock)
+
+    def _pause_accepting(self, seconds: float) -> None:
+        """Leave connections in the kernel's queue for a while."""
+        if self._bound is not None:
+            self._loop.remove_reader(self._bound.sock.fileno())
+            self._loop.call_later(seconds, self._accept_again)
 
     def _accept_again(self) -> None:
         if self._bound is not None:
@@ -235,6 +246,7 @@ class LocalServer:
         return False
 
     def _turn_away(self, sock: socket.socket, error: AllReducedError) -> None:
+        self._budget.bad(self._loop.time())
         self._log.warning("event=client_refused reason=%r", error.message)
         with sock:
             try:
@@ -262,6 +274,8 @@ class LocalServer:
         """Take note that a connection began, said hello, or ended."""
         if session.gone or session.attached:
             self._strangers.pop(session.client, None)
+        if session.unwanted:
+            self._budget.bad(self._loop.time())
         # Only at a connection's end is it known whether the client did more than to ask for the status.
         self._served = self._served or (session.gone and session.served)
         if self._lifetime is not None:
