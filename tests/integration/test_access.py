@@ -175,7 +175,7 @@ class Flood:
 
     def __init__(self, agent: AgentProcess) -> None:
         host, _, port = agent.listen.removeprefix("tcp://").rpartition(":")
-        self._doors: list[tuple[socket.AddressFamily, object]] = [
+        self._doors: list[tuple[socket.AddressFamily, str | tuple[str, int]]] = [
             (socket.AF_UNIX, agent.socket.replace("@", "\0", 1)),
             (socket.AF_INET, (host, int(port))),
         ]
