@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from allreduced.daemon.carrier import carrier
 from allreduced.transports.base import Link, LinkStats
-from allreduced.transports.registry import scheme_of
 
 MAX_PEERS = 1024
 """Peers that are remembered; of those without a link the one whose last link ended first is forgotten."""
@@ -62,7 +62,7 @@ class Traffic:
 
 
 def _key(link: Link) -> tuple[str, str]:
-    return link.peer.node, link.data_path.partition(" ")[0] or scheme_of(link.remote_address)
+    return link.peer.node, carrier(link)[0]
 
 
 def _copy(stats: LinkStats) -> LinkStats:
