@@ -17,6 +17,7 @@ from allreduced.transports.tcp.address import SCHEME, SockAddr, parse, resolve, 
 from allreduced.transports.tcp.authenticate import authenticate
 from allreduced.transports.tcp.conversation import Conversation, decline
 from allreduced.transports.tcp.link import FlowLink, TcpLink
+from allreduced.transports.tcp.secure import secured_or_plain
 from allreduced.transports.tcp.sockets import prepare
 from allreduced.transports.tcp.stream import PlainStream, Stream
 
@@ -162,8 +163,9 @@ class TcpListener(Listener):
         try:
             here = sock.getsockname()  # the system forgets it when the peer resets the connection
             prepare(sock, self._options.max_frame)
-            handshake = self._options.authenticator.answer()
             async with asyncio.timeout(self._options.handshake_timeout):
+                stream = await secured_or_plain(sock, self._options.credentials)
+                handshake = self._options.authenticator.answer(stream.channel)
                 await authenticate(stream, handshake)
             task = asyncio.current_task()
             if task is not None:
