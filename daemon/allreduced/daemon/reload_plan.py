@@ -12,6 +12,9 @@ AT_RUN_TIME: frozenset[str] = frozenset(
     {
         "agent.log_level",
         "peers.static",
+        "security.ca",
+        "security.certificate",
+        "security.key",
         "limits.arena_bytes_per_client",
         "limits.arenas_per_client",
         "limits.clients",
@@ -74,7 +77,7 @@ def plan_reload(old: Settings, new: Settings) -> ReloadPlan:
             if was == wanted:
                 continue
             setting = f"{name}.{key}"
-            why = _why_not(setting, old)
+            why = _why_not(setting, old, new)
             change = Change(setting, _written(setting, was), _written(setting, wanted), why)
             if setting in AT_RUN_TIME and not why:
                 applied.append(change)
@@ -85,11 +88,15 @@ def plan_reload(old: Settings, new: Settings) -> ReloadPlan:
     return ReloadPlan(msgspec.structs.replace(old, **sections), tuple(applied), tuple(restart))
 
 
-def _why_not(setting: str, old: Settings) -> str:
+def _why_not(setting: str, old: Settings, new: Settings) -> str:
     """Return why a setting that can change at run time cannot this time; empty where it can."""
     peers = old.peers
     if setting == "peers.static" and not (peers.listen or peers.static or peers.dns):
         return "this agent has no peers and listens nowhere"
+    if setting.startswith("security.") and "mtls" not in (old.security.mode, new.security.mode):
+        return "security.mode is not mtls"
+    if setting.startswith("security.") and old.security.mode != new.security.mode:
+        return "security.mode changes"
     return ""
 
 

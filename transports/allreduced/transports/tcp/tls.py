@@ -26,6 +26,8 @@ _PIECE: Final = 128 << 10
 _FIRST: Final = 0x16
 """The first byte of every connection of TLS: a record of its handshake."""
 
+_CUT: Final = "the connection was cut: it ended without the goodbye of TLS"
+
 _NOTHING: Final = memoryview(b"")
 
 
@@ -98,9 +100,12 @@ class TlsStream(Stream):
         try:
             while got < room:
                 try:
-                    got += read(room - got, into[got:])
+                    piece = read(room - got, into[got:])
+                    if not piece:
+                        return got  # the goodbye of TLS
+                    got += piece
                 except ssl.SSLWantReadError:
-                    if drained:
+                    if drained or self._incoming.eof:
                         break
                     came = self._pull()
                     if came is None:
@@ -110,12 +115,14 @@ class TlsStream(Stream):
             return got
         except ssl.SSLEOFError as error:
             if not got:
-                raise ConnectionResetError("the connection was cut: it ended without the goodbye of TLS") from error
+                raise ConnectionResetError(_CUT) from error
         if self._outgoing.pending:
             self.flush()  # new keys are answered
-        if not got:
-            raise BlockingIOError
-        return got
+        if got:
+            return got
+        if self._incoming.eof:
+            raise ConnectionResetError(_CUT)
+        raise BlockingIOError
 
     def send(self, pieces: Sequence[memoryview]) -> int:  # noqa: D102
         if self.unsent and not self.flush():
