@@ -87,7 +87,7 @@ class FlowLink(FlowOwner):
 
     def send_carrier(self, payload: bytes) -> None:
         """Say something to the other end of this transport, on the control flow."""
-        if self.is_alive():
+        if self.is_alive() and not self._bye_sent:  # behind the goodbye nobody needs it any more
             self._control.queue(wire.CARRIER, payload)
 
     # Told by the flows
@@ -135,7 +135,11 @@ class FlowLink(FlowOwner):
         self.stats.bytes_sent += frame.length
         over = self.outbox.finished(frame)
         if over is not None:
-            self.tell(self.events.sent, over)
+            self.tell_now(self.events.sent, over)
+
+    def frame_taken(self) -> None:  # noqa: D102 - see FlowOwner
+        if self.outbox.waiting:
+            self._wake()
 
     # Asked for by QueuedLink
 
@@ -148,8 +152,10 @@ class FlowLink(FlowOwner):
         self._control.queue(wire.PAYLOAD, payload)
 
     def _wake(self) -> None:
+        # One: a second that finds nothing left costs as much as a small frame. It wakes the next where more is there.
         for flow in self._data:
-            flow.wake()
+            if flow.wake():
+                break
 
     def _redirect(self, posting: Posting) -> None:
         for flow in self._data:
@@ -161,7 +167,8 @@ class FlowLink(FlowOwner):
 
     def _close_in_order(self) -> None:
         self._control.queue(wire.END, b"")
-        self._wake()
+        for flow in self._data:
+            flow.wake()
 
     def _tear_down(self) -> None:
         self._control.stop(reset=self._reset)
