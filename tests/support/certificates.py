@@ -28,7 +28,7 @@ class TestAuthority:
         (folder / "ca.pem").write_bytes(issued.certificate)
         return cls(folder, issued)
 
-    def issue(self, *nodes: str, days: float = 1, begins_in: timedelta = timedelta()) -> CertificateFiles:
+    def issue(self, *nodes: str, days: float = 30, begins_in: timedelta = timedelta()) -> CertificateFiles:
         """Write certificate and key for the first node, the others being further names, and return where they are.
 
         ``days`` may be negative: it has ended. ``begins_in``: it begins an hour before that.

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from allreduced.cli import agent, bench, demo, run, status
+from allreduced.cli import agent, bench, certs, demo, run, status
 from allreduced.cli.console import complain, explain
 from allreduced.cli.extras import remedy
 from allreduced.core.errors import AllReducedError, UsageError
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"allreduced {version()}")
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (agent, run, demo, bench, status):
+    for command in (agent, run, demo, bench, status, certs):
         command.add_parser(subparsers)
     return parser
 

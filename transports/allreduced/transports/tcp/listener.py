@@ -9,7 +9,7 @@ import socket
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from allreduced.core.errors import AllReducedError, ConfigError, ProtocolError
+from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigError, ProtocolError
 from allreduced.core.log_limit import LogLimit
 from allreduced.transports.base import Handshake, LinkAccepted, LinkOptions, Listener
 from allreduced.transports.tcp import wire
@@ -25,6 +25,12 @@ _log = logging.getLogger("allreduced.transports.tcp")
 
 _BACKLOG: Final = 256
 _ACCEPTS_PER_WAKE: Final = 32
+REFUSED_AGAIN: Final = 60.0
+"""Seconds in which it is said once that a host is refused for a reason."""
+
+MAX_REFUSED: Final = 256
+"""Hosts and reasons that are remembered for that."""
+
 _PAUSE: Final = 0.5
 """Seconds without accepting after the process ran out of descriptors."""
 
@@ -110,6 +116,8 @@ class TcpListener(Listener):
         self._assemblies: dict[bytes, _Assembly] = {}
         """Authenticated links without all of their data flows, oldest first. As bounded as unfinished handshakes."""
         self._drops = LogLimit(_log)
+        self._refused: dict[tuple[str, str], float] = {}
+        """Hosts whose agents were refused, why, and when that was said."""
         self._paused: asyncio.TimerHandle | None = None
         self._open = True
         self._loop.add_reader(self._fd, self._acceptable)
@@ -180,6 +188,8 @@ class TcpListener(Listener):
             self._drop(source, "it did not finish its handshake in time")
         except ConnectionError as error:  # the other side thought better of it, as an agent does that stops
             self._drop(source, str(error), logging.INFO)
+        except AuthenticationError as error:
+            self._refuse(source, str(error))
         except (AllReducedError, OSError) as error:
             self._drop(source, str(error))
         except asyncio.CancelledError:
@@ -268,6 +278,15 @@ class TcpListener(Listener):
             await asyncio.wait({asking})
             if not asking.cancelled():
                 asking.exception()  # whoever reads the control flow next finds the same
+
+    def _refuse(self, source: str, reason: str) -> None:
+        """Say once in a while that somebody is refused, who may try again and again."""
+        who = (parse(source, self._scheme)[0], reason)
+        now = self._loop.time()
+        self._refused = {key: at for key, at in self._refused.items() if now - at < REFUSED_AGAIN}
+        if who not in self._refused and len(self._refused) < MAX_REFUSED:
+            self._refused[who] = now
+            self._drop(source, reason)
 
     def _drop(self, source: str, reason: str, level: int = logging.WARNING) -> None:
         self._drops.log(level, "event=connection_dropped from=%s reason=%r", source, reason)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from allreduced.core.channel import Channel
@@ -74,7 +74,11 @@ class TlsStream(Stream):
                 break
             while self._pull() is None:
                 await self.readable()
-        self.channel = Channel(self._binding(), names_of(self._tls.getpeercert()))
+        self.channel = Channel(self._binding(), names_of(self.certificate()))
+
+    def certificate(self) -> Mapping[str, object]:
+        """Return the other side's certificate as ``ssl.SSLSocket.getpeercert`` does."""
+        return self._tls.getpeercert() or {}
 
     def _binding(self) -> bytes:
         """Return the dialler's Finished message of the handshake: a code over all of it, under keys of this connection.
@@ -133,7 +137,7 @@ class TlsStream(Stream):
             while at < end:
                 if outgoing.pending >= _PIECE and not self.flush():
                     return taken + at
-                at += write(piece[at:])
+                at += write(piece[at : at + _PIECE])
             taken += end
         self.flush()
         return taken
@@ -210,10 +214,10 @@ def _records(pieces: Sequence[memoryview]) -> Iterator[memoryview]:
         yield memoryview(small)
 
 
-def names_of(certificate: object) -> frozenset[str]:
+def names_of(certificate: Mapping[str, object]) -> frozenset[str]:
     """Return the names of nodes in a certificate as ``getpeercert`` gives it: its DNS names. There are no wildcards."""
-    names = certificate.get("subjectAltName", ()) if isinstance(certificate, dict) else ()
-    return frozenset(value for kind, value in names if kind == "DNS")
+    names = certificate.get("subjectAltName", ())
+    return frozenset(value for kind, value in names if kind == "DNS") if isinstance(names, tuple) else frozenset()
 
 
 _EXPIRED, _NOT_YET = 10, 9
