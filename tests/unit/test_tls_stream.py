@@ -202,7 +202,7 @@ async def test_new_keys_are_answered_while_data_flows(authority: TestAuthority) 
             await process.stdin.drain()
             said = b"KEYUPDATE\n"
             if line != b"K\n":
-                assert await read(stream, len(line)) == line
+                assert bytes(await read(stream, len(line))) == line
                 said = line.upper()
                 await stream.send_all(said)
             async with asyncio.timeout(BOUND):
@@ -213,7 +213,7 @@ async def test_new_keys_are_answered_while_data_flows(authority: TestAuthority) 
         await process.wait()
 
 
-async def _answer(first: bytes, credentials: FileCredentials) -> tuple[AllReducedError | ConnectionError, bytes]:
+async def _answer(first: bytes, credentials: FileCredentials) -> tuple[Exception, bytes]:
     """Let somebody who begins with these bytes meet a listener; return how that ends and what it says."""
     near, far = sockets()
     near.send(first)

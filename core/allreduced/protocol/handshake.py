@@ -63,7 +63,7 @@ _SAME_MODE = 'set security.mode = "mtls" on all nodes, or on none'
 _RIGHT_NAME = "agent.node must be a DNS name of the certificate: allreduced certs node NAME makes one"
 _IN_THE_LIST = "name all nodes in peers.static, on all nodes, or leave it empty"
 
-_TLS_BEGINS = b"\x16\x03"
+_TLS_BEGINS = b"\x16"
 """How a connection begins that is encrypted; only those come here that should not be."""
 _TLS_ALERT = b"\x15\x03\x03\x00\x02\x02\x46"
 """What says in TLS that it is not spoken here (alert protocol_version)."""

@@ -30,6 +30,7 @@ AT_RUN_TIME: frozenset[str] = frozenset(
 )
 """Settings that a running agent takes over. ``limits.requests`` and ``limits.outgoing_*`` hold for new connections."""
 
+_CERTIFICATES = frozenset({"security.ca", "security.certificate", "security.key"})
 _SECRETS = frozenset({"security.secret"})
 
 
@@ -93,10 +94,8 @@ def _why_not(setting: str, old: Settings, new: Settings) -> str:
     peers = old.peers
     if setting == "peers.static" and not (peers.listen or peers.static or peers.dns):
         return "this agent has no peers and listens nowhere"
-    if setting.startswith("security.") and "mtls" not in (old.security.mode, new.security.mode):
+    if setting in _CERTIFICATES and (old.security.mode != "mtls" or new.security.mode != "mtls"):
         return "security.mode is not mtls"
-    if setting.startswith("security.") and old.security.mode != new.security.mode:
-        return "security.mode changes"
     return ""
 
 

@@ -35,9 +35,9 @@ class RdmaFlow:
         """Send what there is; what comes is brought by the link."""
         self.sender.wake()
 
-    def wake(self) -> None:
-        """Take frames soon, if this flow is free."""
-        self.sender.wake()
+    def wake(self) -> bool:
+        """Take frames soon, if this flow is free; return whether it was."""
+        return self.sender.wake()
 
     def redirect(self, posting: Posting) -> None:
         """Drop the rest of a frame that was meant for this posting."""

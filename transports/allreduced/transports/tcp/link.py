@@ -31,8 +31,8 @@ class Flow(Protocol):
     def start(self) -> None:
         """Begin to read."""
 
-    def wake(self) -> None:
-        """Take frames soon, if this flow is free."""
+    def wake(self) -> bool:
+        """Take frames soon, if this flow is free. Return whether it was, so that no other need be woken."""
 
     def redirect(self, posting: Posting) -> None:
         """Drop the rest of a frame that was meant for this posting."""
