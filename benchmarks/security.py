@@ -1,7 +1,7 @@
 """What mutual TLS costs: two agents with a secret and two with certificates, in turns, and the ratio.
 
-``python -m benchmarks.security`` runs it; ``allreduced[certs]`` must be installed. Two nodes of one rank on this machine,
-over loopback. What counts of a call is its slower rank, and of a row the median.
+``python -m benchmarks.security`` runs it; ``allreduced[certs]`` must be installed. Two nodes of one rank on this
+machine, over loopback. What counts of a call is its slower rank, and of a row the median.
 """
 
 from __future__ import annotations

@@ -375,9 +375,7 @@ def test_agents_in_an_encrypted_connection_know_each_other() -> None:
 
 @pytest.mark.parametrize("secret", [b"secret", b""])
 def test_a_proof_holds_in_its_own_connection_only(secret: bytes) -> None:
-    channels = _Channels(
-        A, B, one=b"to somebody between", other=b"from somebody between"
-    )
+    channels = _Channels(A, B, one=b"to somebody between", other=b"from somebody between")
     dialler = _encrypted("a", 1, secret=secret).dial(b"", 0, 2, channels.of_dialler)
     listener = _encrypted("b", 2, secret=secret).answer(channels.of_listener)
     with pytest.raises(AuthenticationError, match="another secret"):

@@ -20,8 +20,11 @@ from allreduced.transports.tcp.stream import Stream
 RECORD: Final = 16 << 10
 """Bytes that one record of TLS holds."""
 
-_PIECE: Final = 128 << 10
-"""Bytes of encrypted records that are read, and sent, at once; few enough to stay in the cache of one core."""
+_PIECE: Final = 256 << 10
+"""Bytes of encrypted records that are read, and sent, at once by a flow that moves much."""
+
+_SMALL: Final = 16 << 10
+"""The same where little is read: by handshakes, of which strangers may begin many, and control flows."""
 
 _FIRST: Final = 0x16
 """The first byte of every connection of TLS: a record of its handshake."""
@@ -43,7 +46,7 @@ class TlsStream(Stream):
         super().__init__(sock)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=listening)
-        self._piece = memoryview(bytearray(_PIECE))
+        self._piece = memoryview(bytearray(_SMALL))
         self._rest = _NOTHING
         """Encrypted bytes that the kernel had no room for."""
         self._agreed = False
@@ -100,6 +103,8 @@ class TlsStream(Stream):
             return self._receive_early(into)
         read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment] # so it is with a buffer
         got, room = 0, len(into)
+        if room >= _PIECE > len(self._piece):
+            self._piece = memoryview(bytearray(_PIECE))
         drained = False
         try:
             while got < room:
@@ -114,7 +119,7 @@ class TlsStream(Stream):
                     came = self._pull()
                     if came is None:
                         break
-                    drained = 0 < came < _PIECE  # the socket will tell when there is more
+                    drained = 0 < came < len(self._piece)  # the socket will tell when there is more
         except ssl.SSLZeroReturnError:
             return got
         except ssl.SSLEOFError as error:
