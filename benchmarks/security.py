@@ -19,10 +19,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from allreduced.client import Communicator, connect
+
+Array: TypeAlias = "npt.NDArray[np.float32]"
 
 NODES = ("node0", "node1")
 MODES = ("secret", "mtls")
@@ -36,7 +40,7 @@ class Row:
 
     title: str
     in_shared_memory: bool
-    call: Callable[[Communicator, object], object]
+    call: Callable[[Communicator, Array], Array]
 
 
 ROWS = {
