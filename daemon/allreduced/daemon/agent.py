@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from allreduced.core.errors import AllReducedError, ConfigError
 from allreduced.daemon import logs
+from allreduced.daemon.access import access_from, socket_group, socket_mode
 from allreduced.daemon.descriptors import raise_descriptor_limit
 from allreduced.daemon.entrance import Entrance
 from allreduced.daemon.handed_socket import handed_socket
@@ -138,7 +139,7 @@ class Agent:
     async def _start(self, readiness: Readiness) -> None:
         parts = self._parts
         # First, so that a second agent at this socket disturbs nobody; clients wait there until they are accepted.
-        bound = bind_socket(self._socket) if isinstance(self._socket, str) else self._socket
+        bound = self._bind(self._socket) if isinstance(self._socket, str) else self._socket
         try:
             address = await self._entrance.open()
         except BaseException:
@@ -165,6 +166,10 @@ class Agent:
         self._started = True
         if self._hung_up:
             self._hang_up()
+
+    def _bind(self, name: str) -> BoundSocket:
+        access = self._settings.access
+        return bind_socket(name, mode=socket_mode(access), group=socket_group(access))
 
     # Running
 
@@ -195,7 +200,7 @@ class Agent:
                 self._use_settings,
                 self._manager,
                 self._status,
-                prepare=(credentials.prepare,) if credentials is not None else (),
+                prepare=(self._read_access, *((credentials.prepare,) if credentials is not None else ())),
             )
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
 
@@ -206,6 +211,11 @@ class Agent:
             self._reloading.ask()
         else:
             self._hung_up = True
+
+    def _read_access(self, settings: Settings) -> Callable[[], None]:
+        access = access_from(settings.access, os.geteuid())
+        required = settings.access.job_secrets == "required"
+        return lambda: self._parts.server.use_access(access, job_secrets=required)
 
     def _use_settings(self, settings: Settings) -> None:
         self._settings = settings
