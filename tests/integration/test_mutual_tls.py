@@ -243,8 +243,8 @@ async def test_new_certificates_are_taken_without_a_restart(start_agent: StartAg
         assert await serial_of(first.listen, authority) == good_serial(good)
         # Both of another authority, and both authorities are known meanwhile.
         successor = TestAuthority.make(tmp_path / "next")
+        successor.issue("a")
         for name in ("a.pem", "a.key"):
-            successor.issue("a")
             shutil.copy(successor.folder / name, authority.folder / name)
         (authority.folder / "ca.pem").write_bytes(authority.issued.certificate + successor.issued.certificate)
         first.process.send_signal(signal.SIGHUP)
