@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from allreduced.core.errors import AllReducedError, ConfigError
 from allreduced.daemon import logs
+from allreduced.daemon.access import access_from, socket_group, socket_mode
 from allreduced.daemon.descriptors import raise_descriptor_limit
 from allreduced.daemon.entrance import Entrance
 from allreduced.daemon.handed_socket import handed_socket
@@ -136,7 +137,7 @@ class Agent:
     async def _start(self, readiness: Readiness) -> None:
         parts = self._parts
         # First, so that a second agent at this socket disturbs nobody; clients wait there until they are accepted.
-        bound = bind_socket(self._socket) if isinstance(self._socket, str) else self._socket
+        bound = self._bind(self._socket) if isinstance(self._socket, str) else self._socket
         try:
             address = await self._entrance.open()
         except BaseException:
@@ -162,6 +163,10 @@ class Agent:
         if self._hung_up:
             self._hang_up()
 
+    def _bind(self, name: str) -> BoundSocket:
+        access = self._settings.access
+        return bind_socket(name, mode=socket_mode(access), group=socket_group(access))
+
     # Running
 
     def _status(self) -> str:
@@ -185,7 +190,12 @@ class Agent:
             return
         if not os.isatty(0):
             self._reloading = Reloading(
-                self._settings, self._options.reload, self._use_settings, self._manager, self._status
+                self._settings,
+                self._options.reload,
+                self._use_settings,
+                self._manager,
+                self._status,
+                prepare=(self._read_access,),
             )
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
 
@@ -196,6 +206,11 @@ class Agent:
             self._reloading.ask()
         else:
             self._hung_up = True
+
+    def _read_access(self, settings: Settings) -> Callable[[], None]:
+        access = access_from(settings.access, os.geteuid())
+        required = settings.access.job_secrets == "required"
+        return lambda: self._parts.server.use_access(access, job_secrets=required)
 
     def _use_settings(self, settings: Settings) -> None:
         self._settings = settings

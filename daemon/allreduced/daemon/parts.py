@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from allreduced.core.errors import AgentUnavailable, ConfigError
 from allreduced.core.release import release
 from allreduced.daemon import logs
+from allreduced.daemon.access import access_from
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.carrier import TCP, carried
 from allreduced.daemon.driver import Driver
@@ -89,6 +90,8 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
         limits=_local_limits(limits),
         default_deadline=settings.failure.deadline,
         failure_timeout=timing.failure_timeout,
+        access=access_from(settings.access, os.geteuid()),
+        job_secrets=settings.access.job_secrets == "required",
     )
     peers = Peers(
         node,
@@ -105,6 +108,7 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
         ),
         carried(transport, carriage),
         timing=timing,
+        most=limits.peers,
         rdma_expected=carriage.scheme != TCP,
     )
     started = time.monotonic()
@@ -150,6 +154,7 @@ def use_settings(parts: Parts, settings: Settings) -> None:
     total = parts.arenas.limits.total
     logs.set_level(settings.agent.log_level)
     parts.server.use_limits(_local_limits(limits))
+    parts.peers.use_limit(limits.peers)
     parts.arenas.limits = _arena_limits(limits, total)
     parts.engine.use_limits(_engine_limits(settings, total))
 
@@ -159,6 +164,7 @@ def _engine_limits(settings: Settings, total: int) -> EngineLimits:
     return EngineLimits(
         inline_bytes=limits.inline,
         arena_bytes=total,
+        user_bytes=limits.arena_bytes_per_user,
         scratch_bytes=max(total // 4, 1),
         window_tiles=settings.engine.window_tiles,
         operations=limits.operations,
@@ -173,7 +179,10 @@ def _engine_limits(settings: Settings, total: int) -> EngineLimits:
 def _local_limits(limits: Limits) -> LocalLimits:
     return LocalLimits(
         clients=limits.clients,
+        clients_per_user=limits.clients_per_user,
         requests=limits.requests,
+        requests_per_user=limits.requests_per_user,
+        streams=limits.streams,
         inline=limits.inline,
         inline_bytes=limits.inline_bytes,
         outgoing_bytes=limits.outgoing_bytes,
@@ -185,7 +194,7 @@ def _local_limits(limits: Limits) -> LocalLimits:
 def _arena_limits(limits: Limits, total: int) -> ArenaLimits:
     inputs = ArenaLimits.from_total(total).inputs
     per_client = min(limits.arena_bytes_per_client or inputs, inputs)
-    return ArenaLimits(total, inputs, per_client, limits.arenas_per_client)
+    return ArenaLimits(total, inputs, per_client, limits.arenas_per_client, limits.arena_bytes_per_user)
 
 
 class _ForLinks:
