@@ -31,6 +31,8 @@ def main() -> None:
             agent="require",
         )
 
+    said = ""
+
     def say(line: str) -> None:
         nonlocal said
         if line != said:
@@ -38,7 +40,6 @@ def main() -> None:
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
 
-    said = ""
     comm = joined()
     done = 0
     while done < operations:
