@@ -42,6 +42,7 @@ class Dialler:
         self._away = asyncio.Event()
         self._away.set()
         loop = asyncio.get_running_loop()
+        self._tried = asyncio.Event()
         self._first: asyncio.Future[AllReducedError | None] = loop.create_future()
         self._task = loop.create_task(self._run(), name=f"dial {target.address}")
         self._task.add_done_callback(self._ended)
@@ -73,6 +74,10 @@ class Dialler:
         error = await asyncio.shield(self._first)
         if error is not None:
             raise error
+
+    async def first_try(self) -> None:
+        """Return when the target was dialled once, with whatever result."""
+        await self._tried.wait()
 
     def wake(self) -> None:
         """Try now, if it pauses: something is new about the agent at the target.
@@ -108,6 +113,7 @@ class Dialler:
         await asyncio.wait([self._task])
 
     def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tried.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("event=dialler_failed address=%s", self.target.address, exc_info=error)
 
@@ -121,6 +127,7 @@ class Dialler:
             if link is None:
                 link = await self._try()
                 self._doubtful = False
+            self._tried.set()
             if link is not None and link.state is LinkState.CHOSEN:
                 self._result(None)
                 self._said = ""

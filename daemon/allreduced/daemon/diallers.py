@@ -81,6 +81,12 @@ class Diallers:
         # The other one hears of this agent too; one of the two dials first.
         self.dial(Target(address, node, heard=True, patience=self._timing.longest_pause if self._node > node else 0.0))
 
+    def drop(self, target: Target) -> None:
+        """Dial a target no more. A link that was made stays until it ends."""
+        known = self._by_target.pop(target, None)
+        if known is not None:
+            known.stop()
+
     def wake(self, node: str) -> None:
         """Let those that dial this agent try at once."""
         for dialler in self.active:
@@ -125,6 +131,16 @@ class Diallers:
         self._closed = True
         for dialler in self.active:
             await dialler.close()
+
+
+async def tried(diallers: Iterable[Dialler], timeout: float) -> None:
+    """Wait until each target was dialled once, with whatever result; return after ``timeout`` seconds in any case."""
+    try:
+        async with asyncio.timeout(timeout):
+            for dialler in diallers:
+                await dialler.first_try()
+    except TimeoutError:
+        logger.info("event=not_tried_yet after=%.1fs", timeout)
 
 
 async def reached(diallers: Iterable[Dialler], timeout: float) -> None:

@@ -97,7 +97,12 @@ def discovery(settings: Settings, join: str) -> Discovery:
     if join:
         return Rendezvous(join, settings.peers.listen)
     peers = settings.peers
-    static = tuple(Target(peer.address, peer.node) for peer in peers.static)
+    static = listed(settings)
     if peers.dns:
         return Dns(peers.dns, listen=peers.listen, static=static, interval=peers.dns_interval)
     return Static(peers.listen, static)
+
+
+def listed(settings: Settings) -> tuple[Target, ...]:
+    """Return the agents of the static list, to dial."""
+    return tuple(Target(peer.address, peer.node) for peer in settings.peers.static)

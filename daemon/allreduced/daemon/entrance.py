@@ -10,8 +10,8 @@ from collections.abc import Coroutine
 from allreduced.core.addresses import parse_address
 from allreduced.core.errors import ConfigError, ProtocolError
 from allreduced.daemon.dialler import Dialler
-from allreduced.daemon.diallers import reached
-from allreduced.daemon.discovery import discovery
+from allreduced.daemon.diallers import reached, tried
+from allreduced.daemon.discovery import discovery, listed
 from allreduced.daemon.finding import Found
 from allreduced.daemon.peers import Peers
 from allreduced.daemon.reachability import advertised, check_access, stays_here
@@ -21,7 +21,8 @@ from allreduced.transports.base import Listener
 logger = logging.getLogger("allreduced.agent")
 
 REACH_TIMEOUT = 3.0
-"""Seconds to wait for the meeting point before the agent is ready anyway; it is dialled on."""
+"""Seconds to wait for the meeting point, or for the first round to the listed agents, before the agent is ready anyway;
+they are dialled on."""
 
 ANSWER_TIMEOUT = 10.0
 """The same where something listens there already."""
@@ -45,7 +46,9 @@ class Entrance:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> str:
-        """Listen and dial. Return where others find this agent, else where it listens; empty where it does not.
+        """Listen, and dial every agent that is known once, but do not wait for those that do not answer for long.
+
+        Return where others find this agent, else where it listens; empty where it does not.
 
         :raises ConfigError: an address cannot be used, or something that is no agent is at the meeting point.
         :raises AuthenticationError: others could reach this agent without a secret, or have another one.
@@ -63,7 +66,22 @@ class Entrance:
         self._spawn(ways.follow(listen, self._peers.keep_to))
         if self._join:
             await self._meet(found, diallers)
+        else:
+            diallers += [self._peers.dial(target) for target in found.listing.targets]
+            await tried(diallers, REACH_TIMEOUT)
         return listen or (found.listener.address if found.listener is not None else "")
+
+    def use_settings(self, settings: Settings) -> None:
+        """Dial the agents that are listed now. Links to those that are listed no more stay until they end."""
+        old, self._settings = self._settings, settings
+        before, after = listed(old), listed(settings)
+        if self._join or before == after:
+            return
+        for target in before:
+            if target not in after:
+                self._peers.drop(target)
+        for target in after:
+            self._peers.dial(target)
 
     async def stop(self) -> None:
         """Find nobody new and take over no address any more. Idempotent."""

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allreduced.core.errors import AgentUnavailable, ConfigError
+from allreduced.daemon import logs
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
+from allreduced.daemon.carrier import TCP, carried
 from allreduced.daemon.driver import Driver
 from allreduced.daemon.engine.engine import Engine
 from allreduced.daemon.engine.limits import Limits as EngineLimits
@@ -22,6 +24,7 @@ from allreduced.daemon.membership.membership import Membership
 from allreduced.daemon.memory_share import default_total
 from allreduced.daemon.peers import Peers
 from allreduced.daemon.process_state import process_state
+from allreduced.daemon.rdma_use import choose
 from allreduced.daemon.report import AgentFacts, make_report
 from allreduced.daemon.settings import Limits, Settings, secret_bytes
 from allreduced.daemon.status import StatusService, status_wait
@@ -48,6 +51,7 @@ class Parts:
     threads: int
     arenas: ArenaTable
     kernels: NativeKernels
+    engine: Engine
     driver: Driver
     server: LocalServer
     peers: Peers
@@ -66,24 +70,11 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
     secret = secret_bytes(settings)
     limits, timing, engine_settings = settings.limits, settings.timing, settings.engine
     total = limits.arena_bytes or default_total()
+    carriage = choose(settings, total)
     arenas = ArenaTable(_arena_limits(limits, total))
     threads = engine_settings.threads or min(len(engine_settings.cpus) or len(os.sched_getaffinity(0)), MAX_THREADS)
     kernels = _kernels(threads, engine_settings.cpus, engine_settings.nice)
-    engine = Engine(
-        node,
-        EngineLimits(
-            inline_bytes=limits.inline,
-            arena_bytes=total,
-            scratch_bytes=max(total // 4, 1),
-            window_tiles=engine_settings.window_tiles,
-            operations=limits.operations,
-            names=limits.names,
-            lease_bytes=limits.lease_bytes,
-            leases=limits.leases,
-            failure_timeout=timing.failure_timeout,
-            confirm_seconds=timing.confirm,
-        ),
-    )
+    engine = Engine(node, _engine_limits(settings, total))
     membership = Membership(
         node, incarnation, tile_bytes or engine_settings.tile_bytes, lambda: secrets.randbits(63), timing
     )
@@ -93,7 +84,7 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
         arenas,
         node=node,
         incarnation=incarnation,
-        limits=local_limits(limits),
+        limits=_local_limits(limits),
         default_deadline=settings.failure.deadline,
         failure_timeout=timing.failure_timeout,
     )
@@ -108,9 +99,11 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
             connect_timeout=timing.connect,
             handshake_timeout=timing.connect,
             max_pending_handshakes=limits.pending_handshakes,
+            rdma=settings.rdma_options,
         ),
-        transport,
+        carried(transport, carriage),
         timing=timing,
+        rdma_expected=carriage.scheme != TCP,
     )
     started = time.monotonic()
 
@@ -130,11 +123,36 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
     status = StatusService(report, peers, wait=status_wait(timing.failure_timeout))
     server.use_status(status)
     peers.on_status = status.frame_arrived
-    return Parts(node, incarnation, secret, threads, arenas, kernels, driver, server, peers, status)
+    return Parts(node, incarnation, secret, threads, arenas, kernels, engine, driver, server, peers, status)
 
 
-def local_limits(limits: Limits) -> LocalLimits:
-    """Return what the settings say about clients, for the local plane."""
+def use_settings(parts: Parts, settings: Settings) -> None:
+    """Put into force what can change at run time (``reload_plan``); the rest of ``settings`` must be as it was."""
+    limits = settings.limits
+    total = parts.arenas.limits.total
+    logs.set_level(settings.agent.log_level)
+    parts.server.use_limits(_local_limits(limits))
+    parts.arenas.limits = _arena_limits(limits, total)
+    parts.engine.use_limits(_engine_limits(settings, total))
+
+
+def _engine_limits(settings: Settings, total: int) -> EngineLimits:
+    limits, timing = settings.limits, settings.timing
+    return EngineLimits(
+        inline_bytes=limits.inline,
+        arena_bytes=total,
+        scratch_bytes=max(total // 4, 1),
+        window_tiles=settings.engine.window_tiles,
+        operations=limits.operations,
+        names=limits.names,
+        lease_bytes=limits.lease_bytes,
+        leases=limits.leases,
+        failure_timeout=timing.failure_timeout,
+        confirm_seconds=timing.confirm,
+    )
+
+
+def _local_limits(limits: Limits) -> LocalLimits:
     return LocalLimits(
         clients=limits.clients,
         requests=limits.requests,

@@ -16,7 +16,7 @@ import msgspec
 from allreduced.core.addresses import parse_address, parse_socket
 from allreduced.core.errors import ConfigError
 from allreduced.daemon.dns_discovery import parse_name
-from allreduced.daemon.settings import SECTIONS, Settings, is_size, metas_of
+from allreduced.daemon.settings import CONFIG_VERSION, SECTIONS, Settings, is_size, metas_of
 from allreduced.daemon.sizes import parse_size, size_text
 from allreduced.transports.registry import schemes
 
@@ -73,6 +73,7 @@ def _from_file(text: str | None, path: str, given: dict[tuple[str, str], _Given]
         document = msgspec.toml.decode(text)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} is no TOML: {error}", path=path) from error
+    _check_version(document.pop("version", CONFIG_VERSION), path)
     for section, keys in document.items():
         where = f"{path or 'configuration'}: $.{section}"
         if section not in SECTIONS:
@@ -82,6 +83,23 @@ def _from_file(text: str | None, path: str, given: dict[tuple[str, str], _Given]
         for key, value in keys.items():
             place = f"{where}.{key}"
             given[section, key] = _convert(section, key, value, place, strict=True), place
+
+
+def _check_version(version: object, path: str) -> None:
+    """Check the number of the file's form, before anything else of it is judged by this version's rules."""
+    where = f"{path or 'configuration'}: $.version"
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ConfigError(
+            f"{where} is {version!r}, which is no version",
+            path=where,
+            hint=f"a number, {CONFIG_VERSION} for this agent",
+        )
+    if version > CONFIG_VERSION:
+        raise ConfigError(
+            f"{where}: the configuration is of version {version}, this agent knows versions up to {CONFIG_VERSION}",
+            path=where,
+            hint="upgrade allreduced on this node, or give it a configuration of its own version",
+        )
 
 
 def _from_environ(environ: Mapping[str, str], given: dict[tuple[str, str], _Given]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import socket
 from collections.abc import Sequence
 from typing import ClassVar, Final, Protocol
 
@@ -16,6 +15,7 @@ from allreduced.transports.tcp import wire
 from allreduced.transports.tcp.control import ControlFlow
 from allreduced.transports.tcp.data import DataFlow
 from allreduced.transports.tcp.owner import FlowOwner
+from allreduced.transports.tcp.stream import Stream
 
 CONTROL_QUEUE: Final = 64 << 20
 """Bytes of control frames that may wait for a peer that does not read."""
@@ -31,8 +31,8 @@ class Flow(Protocol):
     def start(self) -> None:
         """Begin to read."""
 
-    def wake(self) -> None:
-        """Take frames soon, if this flow is free."""
+    def wake(self) -> bool:
+        """Take frames soon, if this flow is free. Return whether it was, so that no other need be woken."""
 
     def redirect(self, posting: Posting) -> None:
         """Drop the rest of a frame that was meant for this posting."""
@@ -45,7 +45,7 @@ class Flow(Protocol):
 
 
 class FlowLink(FlowOwner):
-    """An authenticated link with a TCP control flow. ``control``: the socket, and what came behind its handshake."""
+    """An authenticated link with a TCP control flow, on the stream ``control``."""
 
     _last_kind: ClassVar[int] = wire.BYE
     """The highest kind of control frame that may come; ``wire.CARRIER`` where ``_carrier_frame`` is for something."""
@@ -53,7 +53,7 @@ class FlowLink(FlowOwner):
     def __init__(
         self,
         peer: PeerIdentity,
-        control: tuple[socket.socket, bytes],
+        control: Stream,
         *,
         initiator: bool,
         local_address: str,
@@ -69,8 +69,7 @@ class FlowLink(FlowOwner):
             remote_address=remote_address,
             max_frame=max_frame,
         )
-        sock, early = control
-        self._control = ControlFlow(self, sock, early, control_queue, self._last_kind)
+        self._control = ControlFlow(self, control, control_queue, self._last_kind)
         self._data = self._make_flows()
         self._ends_missing = 1 + len(self._data)
         self._control_ended = False
@@ -88,7 +87,7 @@ class FlowLink(FlowOwner):
 
     def send_carrier(self, payload: bytes) -> None:
         """Say something to the other end of this transport, on the control flow."""
-        if self.is_alive():
+        if self.is_alive() and not self._bye_sent:  # behind the goodbye nobody needs it any more
             self._control.queue(wire.CARRIER, payload)
 
     # Told by the flows
@@ -136,7 +135,11 @@ class FlowLink(FlowOwner):
         self.stats.bytes_sent += frame.length
         over = self.outbox.finished(frame)
         if over is not None:
-            self.tell(self.events.sent, over)
+            self.tell_now(self.events.sent, over)
+
+    def frame_taken(self) -> None:  # noqa: D102 - see FlowOwner
+        if self.outbox.waiting:
+            self._wake()
 
     # Asked for by QueuedLink
 
@@ -149,8 +152,10 @@ class FlowLink(FlowOwner):
         self._control.queue(wire.PAYLOAD, payload)
 
     def _wake(self) -> None:
+        # One: a second that finds nothing left costs as much as a small frame. It wakes the next where more is there.
         for flow in self._data:
-            flow.wake()
+            if flow.wake():
+                break
 
     def _redirect(self, posting: Posting) -> None:
         for flow in self._data:
@@ -162,7 +167,8 @@ class FlowLink(FlowOwner):
 
     def _close_in_order(self) -> None:
         self._control.queue(wire.END, b"")
-        self._wake()
+        for flow in self._data:
+            flow.wake()
 
     def _tear_down(self) -> None:
         self._control.stop(reset=self._reset)
@@ -174,20 +180,20 @@ class FlowLink(FlowOwner):
 
 
 class TcpLink(FlowLink):
-    """A link over TCP. ``data``: the sockets of its data flows, each with what came behind its handshake."""
+    """A link over TCP. ``data``: the streams of its data flows."""
 
     def __init__(
         self,
         peer: PeerIdentity,
-        control: tuple[socket.socket, bytes],
-        data: Sequence[tuple[socket.socket, bytes]],
+        control: Stream,
+        data: Sequence[Stream],
         *,
         initiator: bool,
         local_address: str,
         remote_address: str,
         max_frame: int,
     ) -> None:
-        self._sockets = data
+        self._streams = data
         super().__init__(
             peer,
             control,
@@ -198,4 +204,4 @@ class TcpLink(FlowLink):
         )
 
     def _make_flows(self) -> Sequence[Flow]:
-        return [DataFlow(self, sock, early) for sock, early in self._sockets]
+        return [DataFlow(self, stream) for stream in self._streams]
