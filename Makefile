@@ -12,7 +12,7 @@ KILLS ?= 300
 SATURATED ?= 600
 JAX ?= jax==0.10.2
 
-.PHONY: help demo test soak check test-native test-frameworks bench bench-quick docs format wheel clean
+.PHONY: help demo test test-docker soak check test-native test-frameworks bench bench-quick docs format wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -27,7 +27,10 @@ demo: $(VENV)/.installed ## train a small network over three agents, and check t
 	$(VENV)/bin/allreduced demo
 
 test: $(VENV)/.installed ## run the tests
-	$(PY) -m pytest --ignore tests/frameworks
+	$(PY) -m pytest --ignore tests/frameworks --ignore tests/docker
+
+test-docker: $(VENV)/.installed ## images and nodes as containers, for which it starts a Docker daemon where none runs (as root)
+	$(PY) -m pytest tests/docker
 
 soak: $(VENV)/.installed ## long runs: OPERATIONS operations, tensors over 4 GiB, KILLS faults, SEEDS simulated clusters
 	SOAK=1 OPERATIONS=$(OPERATIONS) KILLS=$(KILLS) SATURATED=$(SATURATED) $(PY) -m pytest -s tests/soak
