@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.docker.images import BASE, BUILD, import_bases, make_context
+from tests.docker.images import BASE, BUILD, ROOT, import_bases, make_context
 from tests.docker.project import AGENT, DEMO, Project
 from tests.support.debian import NotPermitted
 from tests.support.docker import Docker, docker_daemon
@@ -32,10 +32,13 @@ def docker() -> Iterator[Docker]:
 def compose_file(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Build the images by docker/Dockerfile; return the compose file that did so, in a copy of the source.
 
-    With KEEP_IMAGES=1 and a daemon that runs anyway, the next run builds only what changed.
+    With KEEP_IMAGES=1 and a daemon that runs anyway, images are kept, and those that are there used as they are.
     """
     directory = tmp_path_factory.mktemp("context")
-    images = (AGENT, DEMO, BUILD, BASE)
+    images, keep = (AGENT, DEMO, BUILD, BASE), bool(os.environ.get("KEEP_IMAGES"))
+    if keep and docker.attempt("image", "inspect", *images).returncode == 0:
+        yield ROOT / "docker" / "compose.yaml"
+        return
     try:
         try:
             import_bases(docker)
@@ -45,7 +48,7 @@ def compose_file(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> It
         Project(docker, file).compose("build", "agent-a", "trainer-a0", seconds=900.0)
         yield file
     finally:
-        if not os.environ.get("KEEP_IMAGES"):
+        if not keep:
             docker.attempt("image", "rm", "--force", *images)
         shutil.rmtree(directory, ignore_errors=True)
 

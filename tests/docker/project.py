@@ -123,7 +123,11 @@ class Project:
         """Remove all containers, networks and volumes of this run."""
         for rank in self._ranks:
             rank.remove()
-        self.compose("down", "--volumes", "--timeout", "1")
+        label = f"label=com.docker.compose.project={self._name}"
+        if self.docker.run("ps", "--all", "--quiet", "--filter", label) or self.docker.run(
+            "network", "ls", "--quiet", "--filter", label
+        ):
+            self.compose("down", "--volumes", "--timeout", "1")
 
 
 class Rank:
