@@ -12,7 +12,7 @@ KILLS ?= 300
 SATURATED ?= 600
 JAX ?= jax==0.10.2
 
-.PHONY: help demo test test-docker soak check test-native test-frameworks bench bench-quick docs format wheel clean
+.PHONY: help demo test soak check test-native test-frameworks test-docker test-systemd test-packaging bench bench-quick docs format wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -27,7 +27,7 @@ demo: $(VENV)/.installed ## train a small network over three agents, and check t
 	$(VENV)/bin/allreduced demo
 
 test: $(VENV)/.installed ## run the tests
-	$(PY) -m pytest --ignore tests/frameworks --ignore tests/docker
+	$(PY) -m pytest --ignore tests/frameworks --ignore tests/docker --ignore tests/systemd --ignore tests/packaging
 
 test-docker: $(VENV)/.installed ## images and nodes as containers, for which it starts a Docker daemon where none runs (as root)
 	$(PY) -m pytest tests/docker
@@ -54,6 +54,13 @@ test-frameworks: $(VENV)/.installed ## torchrun, tensors of PyTorch and JAX (ins
 	$(PY) -c 'import jax' 2>/dev/null || $(PY) -m pip install -q '$(JAX)'
 	$(PY) -m pytest tests/frameworks
 
+test-systemd: $(VENV)/.installed ## the units of configs/systemd under a real systemd, in namespaces (as root)
+	$(PY) -m pytest tests/systemd
+
+test-packaging: $(VENV)/.installed ## build sdist and wheels, install them into clean environments, run a job there
+	$(PY) -c 'import build, cibuildwheel' 2>/dev/null || $(PY) -m pip install -q build cibuildwheel
+	$(PY) -m pytest tests/packaging
+
 LIMITS := $(addprefix build/limits/,memory exchange server)
 
 build/limits/%: benchmarks/limits/%.c benchmarks/limits/common.h
@@ -70,7 +77,8 @@ bench: bench-ready ## speed beside Gloo and physical limits, under 15 minutes (i
 bench-quick: bench-ready ## the same with fewer calls, within 2 minutes
 	$(PY) -m benchmarks.compare --quick
 
-docs: $(VENV)/.installed ## write docs/configuration.md, and the tables of docs/failure.md, from the code
+docs: $(VENV)/.installed ## write docs/configuration.md, man pages and the tables of docs/failure.md from the code
+	$(PY) tools/man_pages.py
 	$(PY) tools/configuration_reference.py
 	$(PY) tools/failure_tables.py
 
@@ -78,9 +86,10 @@ format: $(VENV)/.installed ## format the Python code
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-wheel: $(VENV)/.installed ## build the sdist and the wheel into dist/
+wheel: $(VENV)/.installed ## build the sdist, the wheel, and the one without the native part into dist/
 	$(PY) -c 'import build' 2>/dev/null || $(PY) -m pip install -q build
 	$(PY) -m build
+	ALLREDUCED_PURE=1 $(PY) -m build --wheel
 
 clean: ## remove what was built, and the virtual environment
 	rm -rf $(VENV) build dist

@@ -32,6 +32,7 @@ RECORDS = {
     "change": change.Change,
     "agent": status.AgentReport,
     "peer": status.PeerReport,
+    "reach": status.ReachReport,
     "group": status.GroupReport,
     "process": status.ProcessReport,
     "operation": status.OperationReport,
@@ -85,6 +86,8 @@ WORDS = {
     "fingerprint": peer.Fingerprint,
     "agent": status.AgentReport,
     "array of peer": status.Peers,
+    "array of reach": status.Reaches,
+    "bytes, at most 524288": peer.LoadData,
     "array of group": status.Groups,
     "array of process": status.Processes,
     "array of operation": status.Operations,
@@ -169,7 +172,8 @@ def test_numbers_in_the_text_are_those_of_the_code() -> None:
     assert f"A report has at most {status.MAX_REPORT} bytes" in PEER
     assert f"of each group at most {status.MAX_OPERATIONS} operations" in PEER
     assert (
-        f"at most {status.MAX_LISTED} peers, groups, gatherings, hidden and unanswered, and {status.MAX_CALLS}" in PEER
+        f"at most {status.MAX_LISTED} peers, groups, gatherings, hidden, unanswered and reach, and {status.MAX_CALLS}"
+        in PEER
     )
     assert f"There are versions {local.LOWEST_VERSION} and {local.HIGHEST_VERSION}" in LOCAL
 

@@ -160,11 +160,13 @@ class AskStatus:
     """Tell what runs. Answered by one AgentStatus per agent and a StatusEnd, or by RequestFailed. Since version 2.
 
     Root and the agent's own user are told everything, others the details of their own groups only. ``others``: ask
-    the other agents too.
+    the other agents too. ``probe``: 1: each agent dials all others and tells whom it reaches; 2: and it measures, one
+    agent after the other, how fast its links are.
     """
 
     request: Id
     others: bool
+    probe: U8 = field(default=0, metadata=ADDED_LATER)
 
 
 # Agent to client

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
 from allreduced.core.errors import InternalError, ProtocolError, WireError
@@ -43,7 +43,7 @@ from allreduced.protocol.change import (
     Trouble,
     Uses,
 )
-from allreduced.protocol.codec import Codec
+from allreduced.protocol.codec import ADDED_LATER, Codec
 from allreduced.protocol.status import AgentReport
 
 MAX_FRAME = 1 << 20
@@ -51,6 +51,9 @@ MAX_FRAME = 1 << 20
 
 MAX_PEERS = 1 << 13
 """Agents that one :class:`PeerTable` tells at most."""
+
+MAX_LOAD = 512 << 10
+"""Bytes of data that one :class:`Load` carries at most."""
 
 MAX_GRANTS = 1 << 14
 """Grants of one frame at most."""
@@ -68,6 +71,7 @@ Peers: TypeAlias = Annotated[tuple[tuple[Name, Annotated[str, AtMost(MAX_ADDRESS
 Stamp: TypeAlias = Annotated[tuple[Signed, ...], AtMost(8)]
 Token: TypeAlias = Annotated[bytes, AtMost(MAX_TOKEN)]
 Names: TypeAlias = Annotated[tuple[Name, ...], AtMost(MAX_FORGET)]
+LoadData: TypeAlias = Annotated[bytes, AtMost(MAX_LOAD)]
 
 # Any time
 
@@ -93,10 +97,14 @@ class PeerTable:
 
 @dataclass(frozen=True, slots=True)
 class StatusRequest:
-    """Tell what the user ``uid`` may know of what runs at the receiver; it answers by a Status."""
+    """Tell what the user ``uid`` may know of what runs at the receiver; it answers by a Status.
+
+    ``probe``: as in ``local.AskStatus``.
+    """
 
     request: Id
     uid: U32
+    probe: U8 = field(default=0, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,21 @@ class Status:
 
     request: Id
     report: AgentReport
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Bytes that are sent to see how fast the link is; answered by a Loaded."""
+
+    number: Id
+    data: LoadData
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A Load came in."""
+
+    number: Id
 
 
 # Membership
@@ -409,7 +432,8 @@ OperationFrame: TypeAlias = (
 NamesFrame: TypeAlias = "Forget | Forgettable"
 EngineFrame: TypeAlias = "OperationFrame | NamesFrame | Confirm"
 StatusFrame: TypeAlias = "StatusRequest | Status"
-Frame: TypeAlias = "Heartbeat | Goodbye | PeerTable | StatusFrame | MembershipFrame | EngineFrame"
+LoadFrame: TypeAlias = "Load | Loaded"
+Frame: TypeAlias = "Heartbeat | Goodbye | PeerTable | StatusFrame | LoadFrame | MembershipFrame | EngineFrame"
 
 # Bytes
 
@@ -419,6 +443,8 @@ CODES: Mapping[type, int] = {
     PeerTable: 3,
     StatusRequest: 4,
     Status: 5,
+    Load: 6,
+    Loaded: 7,
     Announce: 16,
     Retract: 17,
     Refuse: 18,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import signal
@@ -64,6 +65,8 @@ def run_agent(settings: Settings, options: AgentOptions, environ: MutableMapping
     logs.configure(settings.agent.log_level, node)
     readiness = Readiness(options.ready_fd)
     manager = ServiceManager(environ)
+    if manager.watchdog is not None:
+        faulthandler.enable()  # the watchdog's SIGABRT tells then where the agent hangs
     try:
         raise_descriptor_limit()
         _check_peers(node, settings)

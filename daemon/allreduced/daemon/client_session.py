@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from allreduced.daemon.engine.region import Region
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.membership.events import ClientGone, ClientJoining, ClientLeaving
 from allreduced.daemon.ports import EventSink, Result
+from allreduced.daemon.report import sees_everything
 from allreduced.daemon.results import Results
 from allreduced.daemon.slab import Slab
 from allreduced.daemon.status import Answer
@@ -51,7 +53,7 @@ class LocalContext:
     log: LogLimit
     drop_stale: Callable[[GroupKey, int], None]
     """Ends the connections that hold ranks of this group and whose processes are gone, other than this client's."""
-    ask_status: Callable[[int, bool, Callable[[Answer], None]], None]
+    ask_status: Callable[[int, bool, Callable[[Answer], None], int], None]
     """Finds out what a user may know, with or without the other agents."""
     changed: Callable[[], None]
     """Called when a client was welcomed, and when a connection ended."""
@@ -180,7 +182,9 @@ class ClientSession:
             self._asking = False
             self.connection.stream(_status(request, answer))
 
-        self._context.ask_status(self.connection.uid, message.others, answered)
+        # To dial others on somebody's word is for those who run the agent.
+        probe = message.probe if sees_everything(self.connection.uid, os.geteuid()) else 0
+        self._context.ask_status(self.connection.uid, message.others, answered, probe)
 
     def _hello(self, message: local.ToAgent) -> None:
         if not isinstance(message, local.Hello):

@@ -112,11 +112,11 @@ class LocalServer:
         """Answer what clients ask about the status from there."""
         self._status = status
 
-    def _ask_status(self, uid: int, others: bool, answered: Answered) -> None:
+    def _ask_status(self, uid: int, others: bool, answered: Answered, probe: int) -> None:
         if self._status is None:
             answered(Answer((), ()))
         else:
-            self._status.ask(uid, answered, others=others)
+            self._status.ask(uid, answered, others=others, probe=probe)
 
     def process_of(self, client: int) -> int:
         """Return the pid of the client's process; 0 where it is gone, or in a container of its own."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allreduced.core.errors import AgentUnavailable, ConfigError
+from allreduced.core.release import release
 from allreduced.daemon import logs
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.carrier import TCP, carried
@@ -25,6 +26,7 @@ from allreduced.daemon.memory_share import default_total
 from allreduced.daemon.peers import Peers
 from allreduced.daemon.process_state import process_state
 from allreduced.daemon.rdma_use import choose
+from allreduced.daemon.reach import ReachService
 from allreduced.daemon.report import AgentFacts, make_report
 from allreduced.daemon.settings import Limits, Settings, secret_bytes
 from allreduced.daemon.status import StatusService, status_wait
@@ -112,7 +114,16 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
         now = driver.now()
         return make_report(
             asker,
-            AgentFacts(node, incarnation, os.getpid(), os.geteuid(), now - started, server.served),
+            AgentFacts(
+                node,
+                incarnation,
+                os.getpid(),
+                os.geteuid(),
+                now - started,
+                server.served,
+                release(),
+                peers.advertised,
+            ),
             engine.snapshot(now, MOST_OPERATIONS),
             membership.snapshot(),
             peers.view(),
@@ -120,9 +131,16 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
             now,
         )
 
-    status = StatusService(report, peers, wait=status_wait(timing.failure_timeout))
+    reach = ReachService(peers)
+    status = StatusService(
+        report,
+        peers,
+        wait=status_wait(timing.failure_timeout),
+        probe=lambda bandwidth: reach.examine(bandwidth=bandwidth),
+    )
     server.use_status(status)
     peers.on_status = status.frame_arrived
+    peers.on_load = reach.frame_arrived
     return Parts(node, incarnation, secret, threads, arenas, kernels, engine, driver, server, peers, status)
 
 
@@ -199,7 +217,8 @@ def _kernels(threads: int, cpus: Sequence[int], nice: int) -> NativeKernels:
     except ImportError as error:
         raise AgentUnavailable(
             f"the native kernels cannot be loaded: {error}",
-            hint="install allreduced again (pip install -e . builds them)",
+            hint="where this is the wheel without them, which is for clients, install one with them, or build it where "
+            "there is a C++ compiler: pip install --no-binary allreduced 'allreduced[agent]'",
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"the reduction threads cannot be started: {error}", path="engine") from error

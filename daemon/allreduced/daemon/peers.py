@@ -27,7 +27,7 @@ from allreduced.daemon.membership.liveness import Liveness, Look, Verdict
 from allreduced.daemon.peer_link import LinkOwner, LinkSink, LinkState, PeerLink, Target
 from allreduced.daemon.ports import ReachablePeer
 from allreduced.daemon.timing import Timing
-from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, PeerTable, StatusFrame
+from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, LoadFrame, PeerTable, StatusFrame
 from allreduced.transports.base import Link, LinkEvents, LinkOptions, Listener, Transport, is_refusal
 from allreduced.transports.registry import scheme_of
 
@@ -68,6 +68,7 @@ class Peers(LinkOwner):
     ) -> None:
         self.sink = sink
         self.on_status: Callable[[str, StatusFrame], None] | None = None
+        self.on_load: Callable[[str, LoadFrame], None] | None = None
         """Called with what the agent of a node asks about this one, or answers; set before links are made."""
         self._node = node
         self._incarnation = incarnation
@@ -140,6 +141,19 @@ class Peers(LinkOwner):
         if self._problem:
             unnamed.append(("", self._problem))
         return (*sorted(found.items()), *unnamed)
+
+    def wanted(self) -> tuple[tuple[str, str], ...]:
+        """Return (node, address) of the agents that are dialled and have no link; the node may be empty."""
+        return tuple(
+            (dialler.node, dialler.target.address)
+            for dialler in self._diallers.active
+            if not dialler.connected and dialler.node not in self._up
+        )
+
+    @property
+    def advertised(self) -> str:
+        """Where others may dial this agent; empty where it does not listen, or that is not known."""
+        return self._advertised
 
     async def listen(self, address: str) -> Listener:
         """Accept links at ``scheme://host:port``.
@@ -439,6 +453,11 @@ class Peers(LinkOwner):
         """Hand on a question about what runs here, or the answer to one."""
         if self.on_status is not None:
             self.on_status(link.node, frame)
+
+    def load_received(self, link: PeerLink, frame: LoadFrame) -> None:
+        """Hand on a frame that measures a link, or the answer to one."""
+        if self.on_load is not None:
+            self.on_load(link.node, frame)
 
     def _tell_others(self, link: PeerLink, table: PeerTable) -> None:
         for other in self._up.values():

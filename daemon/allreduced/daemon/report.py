@@ -34,10 +34,13 @@ from allreduced.protocol.wire_error import bounded
 
 ROOT = 0
 
+MAX_WAY = 300
+"""Characters that are told about what carries the data of a link; the log has all."""
+
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """Who the agent is. ``uid``: whom it runs as. ``uptime`` in seconds."""
+    """Who the agent is. ``uid``: whom it runs as. ``uptime`` in seconds. ``advertised``: where others dial it."""
 
     node: str
     incarnation: int
@@ -45,6 +48,8 @@ class AgentFacts:
     uid: int
     uptime: float
     clients: int
+    release: str = ""
+    advertised: str = ""
 
 
 def sees_everything(asker: int, agent: int) -> bool:
@@ -90,7 +95,7 @@ def make_report(
                     peer.address or peer.remote,
                     _seconds(peer.silence),
                     peer.transport,
-                    peer.way,
+                    _short(peer.way),
                 )
                 for peer in peers
             ),
@@ -98,6 +103,8 @@ def make_report(
             gatherings=tuple(sorted(gatherings, key=lambda gathering: gathering.key)),
             hidden=tuple(HiddenReport(uid, count) for uid, count in sorted(hidden.items())),
             left_out=0,
+            release=facts.release,
+            advertised=facts.advertised,
         )
     )
 
@@ -189,6 +196,11 @@ def _told(error: AllReducedError | None) -> tuple[str, str]:
         return "", ""
     code, message, _, _ = bounded(to_wire(error))
     return code, message
+
+
+def _short(text: str) -> str:
+    """Return a text that leaves room for everything else, though another agent may have written it."""
+    return text if len(text) <= MAX_WAY else f"{text[: MAX_WAY - 1]}…"
 
 
 def _seconds(value: float) -> float:

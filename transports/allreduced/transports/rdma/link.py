@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -28,7 +27,9 @@ from allreduced.transports.rdma.devices import path_text
 from allreduced.transports.rdma.endpoint import Endpoint
 from allreduced.transports.rdma.flow import RdmaFlow
 from allreduced.transports.rdma.memory import address_of
+from allreduced.transports.rdma.revocations import Revocations
 from allreduced.transports.rdma.sender import Way
+from allreduced.transports.rdma.sources import Source, Sources
 from allreduced.transports.rdma.verbs_port import AsyncKind, Completion, CompletionKind, Region, VerbsError
 from allreduced.transports.tcp import wire as tcp_wire
 from allreduced.transports.tcp.link import Flow, FlowLink
@@ -38,8 +39,6 @@ _log = logging.getLogger("allreduced.transports.rdma")
 
 REVOKE_TIMEOUT: Final = 2.0
 """Seconds after which a cancelled receive is closed without the peer's consent."""
-MAX_REVOKED: Final = 1 << 16
-"""Revocations that are remembered; a write under an older one ends the link."""
 
 
 _LOOK: Final = 64
@@ -64,7 +63,7 @@ class _Departure:
 
     token: wire.Token
     outgoing: Outgoing
-    region: Region | None = None
+    source: Source | None = None
     unregistrable: bool = False
 
 
@@ -96,6 +95,7 @@ class RdmaLink(FlowLink):
         max_frame: int,
     ) -> None:
         self._endpoint = endpoint
+        self._sources = Sources(endpoint, self._unregistrable)
         self._remote = remote
         self._tag = tag
         self._exposed: dict[int, _Exposure] = {}
@@ -104,10 +104,7 @@ class RdmaLink(FlowLink):
         self._departures: dict[int, _Departure] = {}
         self._stopping: set[int] = set()
         """Cancelled sends of which frames are still on their way."""
-        self._writing: dict[int, int] = {}
-        """By serial, frames that are being written into the peer's memory."""
-        self._revoked: OrderedDict[int, None] = OrderedDict()
-        self._to_confirm: set[int] = set()
+        self._revocations = Revocations()
         self._warned = False
         super().__init__(
             peer,
@@ -135,8 +132,11 @@ class RdmaLink(FlowLink):
         address = key = 0
         if posting.size > self._endpoint.small:
             address = address_of(posting.view)
-            region = self._register(address, posting.size, writable=True)
-            if region is not None:
+            try:
+                region = self._endpoint.register(address, posting.size, writable=True)
+            except VerbsError as error:
+                self._unregistrable(posting.size, error)
+            else:
                 self._exposed[serial] = _Exposure(posting, region)
                 key = region.remote_key
         return wire.Token(serial, self._tag, posting.size, address, key).pack()
@@ -201,21 +201,20 @@ class RdmaLink(FlowLink):
             return Way(skip=True)
         departure = self._departures[outgoing.send]
         token = departure.token
-        if token.link != self._remote.tag or token.serial in self._revoked:
+        if token.link != self._remote.tag or token.serial in self._revocations:
             return Way(skip=True)
         # A frame beyond the receive goes in messages too: the other end can tell then what is wrong with it.
         if frame.length <= self._endpoint.small or not token.key or frame.offset + frame.length > token.size:
             return Way()
-        region = departure.region
-        if region is None and not departure.unregistrable:
-            view = outgoing.view
-            region = departure.region = self._register(address_of(view), view.nbytes, writable=False)
-            departure.unregistrable = region is None
-        if region is None:
+        source = departure.source
+        if source is None and not departure.unregistrable:
+            source = departure.source = self._sources.find(outgoing.view)
+            departure.unregistrable = source is None
+        if source is None:
             return Way()
-        self._writing[token.serial] = self._writing.get(token.serial, 0) + 1
+        self._revocations.begin_write(token.serial)
         return Way(
-            local_key=region.local_key,
+            local_key=source.region.local_key,
             remote_key=token.key,
             remote_address=token.address + frame.offset,
             send=outgoing.send,
@@ -224,13 +223,7 @@ class RdmaLink(FlowLink):
 
     def write_done(self, serial: int) -> None:
         """Take note that a frame that was written is in place."""
-        left = self._writing[serial] - 1
-        if left:
-            self._writing[serial] = left
-            return
-        del self._writing[serial]
-        if serial in self._to_confirm:
-            self._to_confirm.discard(serial)
+        if self._revocations.end_write(serial):
             self.send_carrier(wire.Revoked(serial).pack())
 
     def frame_sent(self, frame: OutgoingFrame) -> None:  # noqa: D102 - see FlowOwner
@@ -315,7 +308,8 @@ class RdmaLink(FlowLink):
             if isinstance(message, wire.Credit):
                 self._credited(message)
             elif isinstance(message, wire.Revoke):
-                self._revoke(message.serial)
+                if self._revocations.revoke(message.serial):
+                    self.send_carrier(wire.Revoked(message.serial).pack())
             else:
                 self._confirmed(message.serial)
         except ProtocolError as error:
@@ -329,15 +323,6 @@ class RdmaLink(FlowLink):
             raise ProtocolError(f"{credit.count} credits, where it has {self._remote.depth} receive requests in all")
         sender.credits += credit.count
         sender.wake()
-
-    def _revoke(self, serial: int) -> None:
-        self._revoked[serial] = None
-        if len(self._revoked) > MAX_REVOKED:
-            self._revoked.popitem(last=False)
-        if serial in self._writing:
-            self._to_confirm.add(serial)
-        else:
-            self.send_carrier(wire.Revoked(serial).pack())
 
     def _confirmed(self, serial: int) -> None:
         timer = self._revoking.pop(serial, None)
@@ -399,21 +384,17 @@ class RdmaLink(FlowLink):
         if posting.serial not in self._exposed:  # else it is free once the peer cannot write to it any more
             super()._free_if_quiet(posting)
 
-    def _register(self, address: int, length: int, *, writable: bool) -> Region | None:
-        """Register memory of the owner, or return None: it is copied through messages then."""
-        try:
-            return self._endpoint.register(address, length, writable=writable)
-        except VerbsError as error:
-            if not self._warned:
-                self._warned = True
-                _log.warning(
-                    "event=rdma_registration_failed node=%s bytes=%d error=%r: such data is copied on this link;"
-                    " is the limit for locked memory (ulimit -l) high enough?",
-                    self.peer.node,
-                    length,
-                    str(error),
-                )
-            return None
+    def _unregistrable(self, nbytes: int, error: VerbsError) -> None:
+        """Say once that data of this link is copied through messages, and why."""
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "event=rdma_registration_failed node=%s bytes=%d error=%r: such data is copied on this link;"
+                " is the limit for locked memory (ulimit -l) high enough?",
+                self.peer.node,
+                nbytes,
+                str(error),
+            )
 
     def _unexpose(self, serial: int) -> None:
         exposure = self._exposed.pop(serial, None)
@@ -425,8 +406,8 @@ class RdmaLink(FlowLink):
         departure = self._departures.pop(send, None)
         for flow in self._flows:
             flow.sender.forget(send)
-        if departure is not None and departure.region is not None:
-            self._release(departure.region)
+        if departure is not None and departure.source is not None and departure.source.own:
+            self._release(departure.source.region)
 
     def _release(self, region: Region) -> None:
         try:
