@@ -110,7 +110,7 @@ class Project:
                 "--detach",
                 "--network=none",
                 "--read-only",
-                f"--volume={self._name}_socket-{node}:/run/allreduced",
+                f"--volume={self._name}_socket-{node}:/run/allreduced:ro",
             ),
             *(f"--env={name}={value}" for name, value in variables.items()),
             *("--entrypoint=python", DEMO, "-c", RANK.read_text()),
