@@ -9,10 +9,11 @@ OPERATIONS ?= 1000000
 SEEDS ?= 0:100000
 ENGINE_SEEDS ?= 1000:3000
 KILLS ?= 300
+INPUTS ?= 1000000
 SATURATED ?= 600
 JAX ?= jax==0.10.2
 
-.PHONY: help demo test soak check test-native test-frameworks test-docker test-systemd test-packaging bench bench-quick docs format wheel clean
+.PHONY: help demo test soak fuzz check test-native test-frameworks test-docker test-systemd test-packaging bench bench-quick docs format wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -36,6 +37,11 @@ soak: $(VENV)/.installed ## long runs: OPERATIONS operations, tensors over 4 GiB
 	SOAK=1 OPERATIONS=$(OPERATIONS) KILLS=$(KILLS) SATURATED=$(SATURATED) $(PY) -m pytest -s tests/soak
 	SIMULATION_SEEDS=$(ENGINE_SEEDS) $(PY) -m pytest tests/simulation
 	$(PY) -m tests.simulation.sweep $(SEEDS)
+
+fuzz: $(VENV)/.installed ## INPUTS inputs to the readers of both protocols (installs atheris where it can)
+	$(PY) -c 'import atheris' 2>/dev/null || $(PY) -m pip install -q atheris || true
+	$(PY) -m tests.fuzz --inputs $(INPUTS)
+	$(PY) -m tests.fuzz.worst
 
 check: $(VENV)/.installed ## ruff, mypy --strict, import-linter
 	$(VENV)/bin/ruff check .

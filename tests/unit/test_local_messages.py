@@ -16,8 +16,10 @@ ERROR: WireError = ("rank_lost", "rank 2 is gone", "see its log", {"ranks": [2],
 VERSION_1: list[tuple[ToAgent | ToClient, str]] = [
     (local.Hello(1, 1, 4242, True), ("0800000095010101cd1092c3")),
     (
-        local.Join(1, "job-1", "world", 3, 6, 1, 60.0, 300.0),
-        ("24000000990201a56a6f622d31a5776f726c64030601cb404e000000000000cb4072c00000000000"),
+        local.Join(1, "job-1", "world", 3, 6, 1, 60.0, 300.0, bytes(range(32))),
+        (
+            "460000009a0201a56a6f622d31a5776f726c64030601cb404e000000000000cb4072c00000000000c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
+        ),
     ),
     (local.AllocateArena(2, 1 << 26), ("08000000930302ce04000000")),
     (local.ReleaseArena(5), ("03000000920405")),
@@ -179,6 +181,18 @@ def test_the_joined_of_earlier_versions_tells_no_failure_timeout() -> None:
     body = bytes.fromhex("98430107010306019292a66e6f64652d619300010292a66e6f64652d6293030405")
     nodes = (("node-a", (0, 1, 2)), ("node-b", (3, 4, 5)))
     assert local.decode_to_client(body) == local.Joined(1, 7, 1, 3, 6, 1, nodes, 0.0)
+
+
+def test_the_join_of_earlier_versions_tells_no_secret() -> None:
+    body = bytes.fromhex("990201a56a6f622d31a5776f726c64030601cb404e000000000000cb4072c00000000000")
+    assert local.decode_to_agent(body) == local.Join(1, "job-1", "world", 3, 6, 1, 60.0, 300.0, b"")
+
+
+def test_agents_of_earlier_versions_read_a_join_with_a_secret() -> None:
+    """They ignore items behind those that they know; the client asks their version first."""
+    body = encode(local.Join(1, "job-1", "world", 3, 6, 1, 60.0, 300.0, bytes(32)))[4:]
+    assert body[1:].startswith(bytes.fromhex("0201a56a6f622d31a5776f726c64030601cb404e000000000000cb4072c00000000000"))
+    assert body[0] == 0x9A
 
 
 def test_the_ask_status_of_earlier_versions_asks_for_no_probe() -> None:

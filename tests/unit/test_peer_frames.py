@@ -46,20 +46,35 @@ VERSION_1: list[tuple[Frame, str]] = [
     (peer.Load(8, b"abc"), ("4152443101060000000000000000000000000000070000009208c403616263")),
     (peer.Loaded(8), ("4152443101070000000000000000000000000000020000009108")),
     (
-        peer.Announce(KEY, 6, 3, 77, 4242, 1),
-        ("4152443101100000000000000000000000000000180000009693cd03e8a56a6f622d31a5776f726c6406034dcd109201"),
-    ),
-    (peer.Retract(KEY, 77), ("4152443101110000000000000000000000000000120000009293cd03e8a56a6f622d31a5776f726c644d")),
-    (
-        peer.Refuse(KEY, 77, ERROR),
+        peer.Announce(KEY, 6, 3, 77, 4242, 1, bytes(range(32))),
         (
-            "41524431011200000000000000000000000000004a0000009393cd03e8a56a6f622d31a5776f726c644d94a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162"
+            "41524431011000000000000000000000000000003a0000009793cd03e8a56a6f622d31a5776f726c6406034dcd109201c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
         ),
     ),
     (
-        peer.Form(KEY, 7, 1, 1 << 20, (Member("node-a", 11, (0, 1)), Member("node-b", 12, (2,))), (77, 78, 79)),
+        peer.Retract(KEY, 77, bytes(range(32))),
         (
-            "4152443101130000010000000700000000000000320000009493cd03e8a56a6f622d31a5776f726c64ce001000009293a66e6f64652d610b92000193a66e6f64652d620c9102934d4e4f"
+            "4152443101110000000000000000000000000000340000009393cd03e8a56a6f622d31a5776f726c644dc420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
+        ),
+    ),
+    (
+        peer.Refuse(KEY, 77, ERROR, bytes(range(32))),
+        (
+            "41524431011200000000000000000000000000006c0000009493cd03e8a56a6f622d31a5776f726c644d94a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
+        ),
+    ),
+    (
+        peer.Form(
+            KEY,
+            7,
+            1,
+            1 << 20,
+            (Member("node-a", 11, (0, 1)), Member("node-b", 12, (2,))),
+            (77, 78, 79),
+            bytes(range(32)),
+        ),
+        (
+            "4152443101130000010000000700000000000000540000009593cd03e8a56a6f622d31a5776f726c64ce001000009293a66e6f64652d610b92000193a66e6f64652d620c9102934d4e4fc420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
         ),
     ),
     (
@@ -264,3 +279,40 @@ def test_the_largest_group_fits() -> None:
     )
     frame = peer.Form(KEY, 7, 1, 1 << 20, members, ((1 << 64) - 1,) * size)
     assert decode(encode(frame)) == frame
+
+
+EARLIER: list[tuple[peer.Frame, str]] = [
+    (
+        peer.Announce(KEY, 6, 3, 77, 4242, 1),
+        ("4152443101100000000000000000000000000000180000009693cd03e8a56a6f622d31a5776f726c6406034dcd109201"),
+    ),
+    (
+        peer.Retract(KEY, 77),
+        ("4152443101110000000000000000000000000000120000009293cd03e8a56a6f622d31a5776f726c644d"),
+    ),
+    (
+        peer.Refuse(KEY, 77, ERROR),
+        (
+            "41524431011200000000000000000000000000004a0000009393cd03e8a56a6f622d31a5776f726c644d94a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162"
+        ),
+    ),
+    (
+        peer.Form(KEY, 7, 1, 1 << 20, (Member("node-a", 11, (0, 1)), Member("node-b", 12, (2,))), (77, 78, 79)),
+        (
+            "4152443101130000010000000700000000000000320000009493cd03e8a56a6f622d31a5776f726c64ce001000009293a66e6f64652d610b92000193a66e6f64652d620c9102934d4e4f"
+        ),
+    ),
+]
+"""What agents told before there were job secrets."""
+
+
+@pytest.mark.parametrize(("frame", "text"), EARLIER, ids=[type(frame).__name__ for frame, _ in EARLIER])
+def test_frames_of_agents_without_job_secrets_are_read(frame: peer.Frame, text: str) -> None:
+    assert peer.decode(bytes.fromhex(text)) == frame
+
+
+@pytest.mark.parametrize(("frame", "text"), EARLIER, ids=[type(frame).__name__ for frame, _ in EARLIER])
+def test_agents_without_job_secrets_read_the_frames_of_this_one(frame: peer.Frame, text: str) -> None:
+    """They ignore the item behind those that they know."""
+    body = bytes.fromhex(text)[peer.HEADER.size :]
+    assert peer.encode(frame)[peer.HEADER.size :] == bytes([body[0] + 1]) + body[1:] + b"\xc4\x00"

@@ -44,6 +44,7 @@ from allreduced.protocol.change import (
     Uses,
 )
 from allreduced.protocol.codec import ADDED_LATER, Codec
+from allreduced.protocol.job_secret import NO_SECRET, Digest
 from allreduced.protocol.status import AgentReport
 
 MAX_FRAME = 1 << 20
@@ -135,7 +136,10 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """A client of the sender waits for the group. ``client``: 64-bit random, names this claim to the rank."""
+    """A client of the sender waits for the group. ``client``: 64-bit random, names this claim to the rank.
+
+    ``proof``: of its job secret, see ``job_secret``; claims whose proofs differ never meet.
+    """
 
     key: GroupKey
     size: Size
@@ -143,6 +147,7 @@ class Announce:
     client: Id
     pid: U32
     local_rank: Rank
+    proof: Digest = field(default=NO_SECRET, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,7 @@ class Retract:
 
     key: GroupKey
     client: Id
+    proof: Digest = field(default=NO_SECRET, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +169,7 @@ class Refuse:
     key: GroupKey
     client: Id
     error: WireError
+    proof: Digest = field(default=NO_SECRET, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +187,7 @@ class Form:
     tile_bytes: Count
     members: Members
     clients: Ids
+    proof: Digest = field(default=NO_SECRET, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)

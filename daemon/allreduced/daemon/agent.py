@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from allreduced.core.errors import AllReducedError, ConfigError
 from allreduced.daemon import logs
+from allreduced.daemon.access import access_from, socket_group, socket_mode
 from allreduced.daemon.descriptors import raise_descriptor_limit
 from allreduced.daemon.entrance import Entrance
 from allreduced.daemon.handed_socket import handed_socket
@@ -101,11 +102,13 @@ class Agent:
         self._options = options
         self._manager = manager
         self._socket = socket
-        self._entrance = Entrance(parts.peers, settings, secret=parts.secret, join=options.join or "")
+        guarded = bool(parts.secret) or parts.credentials is not None
+        self._entrance = Entrance(parts.peers, settings, guarded=guarded, join=options.join or "")
         self._stop = asyncio.Event()
         self._lifetime: Lifetime | None = None
         self._pulse: Pulse | None = None
         self._reloading: Reloading | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._started = False
         self._hung_up = False
         self._signals = 0
@@ -136,7 +139,7 @@ class Agent:
     async def _start(self, readiness: Readiness) -> None:
         parts = self._parts
         # First, so that a second agent at this socket disturbs nobody; clients wait there until they are accepted.
-        bound = bind_socket(self._socket) if isinstance(self._socket, str) else self._socket
+        bound = self._bind(self._socket) if isinstance(self._socket, str) else self._socket
         try:
             address = await self._entrance.open()
         except BaseException:
@@ -146,6 +149,8 @@ class Agent:
             self._lifetime = Lifetime(self._alone)
             parts.server.report_to(self._lifetime)
         parts.server.serve(bound)
+        if parts.credentials is not None:
+            self._watching = asyncio.get_running_loop().create_task(parts.credentials.watch())
         self._pulse = Pulse(self._manager, self._status)
         readiness.ready(bound.name, address)
         self._manager.ready(self._status())
@@ -161,6 +166,10 @@ class Agent:
         self._started = True
         if self._hung_up:
             self._hang_up()
+
+    def _bind(self, name: str) -> BoundSocket:
+        access = self._settings.access
+        return bind_socket(name, mode=socket_mode(access), group=socket_group(access))
 
     # Running
 
@@ -184,8 +193,14 @@ class Agent:
         if self._options.reload is None or self._options.private:
             return
         if not os.isatty(0):
+            credentials = self._parts.credentials
             self._reloading = Reloading(
-                self._settings, self._options.reload, self._use_settings, self._manager, self._status
+                self._settings,
+                self._options.reload,
+                self._use_settings,
+                self._manager,
+                self._status,
+                prepare=(self._read_access, *((credentials.prepare,) if credentials is not None else ())),
             )
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
 
@@ -196,6 +211,11 @@ class Agent:
             self._reloading.ask()
         else:
             self._hung_up = True
+
+    def _read_access(self, settings: Settings) -> Callable[[], None]:
+        access = access_from(settings.access, os.geteuid())
+        required = settings.access.job_secrets == "required"
+        return lambda: self._parts.server.use_access(access, job_secrets=required)
 
     def _use_settings(self, settings: Settings) -> None:
         self._settings = settings
@@ -233,6 +253,9 @@ class Agent:
         if self._reloading is not None:
             asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
             await self._reloading.close()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
         parts.status.close()
         await self._entrance.stop()
         # While there are links, the address must not refuse connections, which would prove that this agent is dead.

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from allreduced.core.errors import AgentUnavailable, ConfigError
 from allreduced.core.release import release
 from allreduced.daemon import logs
+from allreduced.daemon.access import access_from
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.carrier import TCP, carried
+from allreduced.daemon.credentials import FileCredentials, files_of
 from allreduced.daemon.driver import Driver
 from allreduced.daemon.engine.engine import Engine
 from allreduced.daemon.engine.limits import Limits as EngineLimits
@@ -43,6 +45,18 @@ MOST_OPERATIONS = 256
 """Operations of which a status report tells: to look at more would hold up those that run."""
 
 
+@dataclass(slots=True)
+class Listed:
+    """The names of the nodes that may be peers under TLS; None where there is no list of them."""
+
+    nodes: frozenset[str] | None = None
+
+    def use_settings(self, settings: Settings) -> None:
+        """Take the list of the settings."""
+        static = settings.peers.static
+        self.nodes = frozenset(peer.node for peer in static) if static else None
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What an agent consists of. ``agent`` starts and ends them. ``threads``: the number of reduction threads."""
@@ -50,6 +64,8 @@ class Parts:
     node: str
     incarnation: int
     secret: bytes
+    credentials: FileCredentials | None
+    listed: Listed
     threads: int
     arenas: ArenaTable
     kernels: NativeKernels
@@ -64,12 +80,16 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
     """Make the parts of an agent. ``tile_bytes``: in place of the setting, for tests; 0 for the setting.
 
     :raises ConfigError: the settings cannot be met on this machine.
-    :raises AuthenticationError: the secret is not safe.
+    :raises AuthenticationError: the secret or the key is not safe, or peers would not accept the certificate.
     :raises AgentUnavailable: the native kernels are missing.
     """
     # Grows with each start, so that others know which of two is the later one.
     incarnation = (time.time_ns() >> 16 << 16) | secrets.randbits(16)
     secret = secret_bytes(settings)
+    files = files_of(settings.security)
+    credentials = FileCredentials(files, node) if files is not None else None
+    listed = Listed()
+    listed.use_settings(settings)
     limits, timing, engine_settings = settings.limits, settings.timing, settings.engine
     total = limits.arena_bytes or default_total()
     carriage = choose(settings, total)
@@ -89,13 +109,18 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
         limits=_local_limits(limits),
         default_deadline=settings.failure.deadline,
         failure_timeout=timing.failure_timeout,
+        access=access_from(settings.access, os.geteuid()),
+        job_secrets=settings.access.job_secrets == "required",
     )
     peers = Peers(
         node,
         incarnation,
         _ForLinks(driver, server),
         LinkOptions(
-            authenticator=SecretAuthenticator(node, incarnation, secret),
+            authenticator=SecretAuthenticator(
+                node, incarnation, secret, encrypted=credentials is not None, listed=lambda: listed.nodes
+            ),
+            credentials=credentials,
             flows=settings.peers.flows,
             max_frame=engine_settings.tile_bytes,
             connect_timeout=timing.connect,
@@ -105,6 +130,7 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
         ),
         carried(transport, carriage),
         timing=timing,
+        most=limits.peers,
         rdma_expected=carriage.scheme != TCP,
     )
     started = time.monotonic()
@@ -141,7 +167,9 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
     server.use_status(status)
     peers.on_status = status.frame_arrived
     peers.on_load = reach.frame_arrived
-    return Parts(node, incarnation, secret, threads, arenas, kernels, engine, driver, server, peers, status)
+    return Parts(
+        node, incarnation, secret, credentials, listed, threads, arenas, kernels, engine, driver, server, peers, status
+    )
 
 
 def use_settings(parts: Parts, settings: Settings) -> None:
@@ -149,7 +177,9 @@ def use_settings(parts: Parts, settings: Settings) -> None:
     limits = settings.limits
     total = parts.arenas.limits.total
     logs.set_level(settings.agent.log_level)
+    parts.listed.use_settings(settings)
     parts.server.use_limits(_local_limits(limits))
+    parts.peers.use_limit(limits.peers)
     parts.arenas.limits = _arena_limits(limits, total)
     parts.engine.use_limits(_engine_limits(settings, total))
 
@@ -159,6 +189,7 @@ def _engine_limits(settings: Settings, total: int) -> EngineLimits:
     return EngineLimits(
         inline_bytes=limits.inline,
         arena_bytes=total,
+        user_bytes=limits.arena_bytes_per_user,
         scratch_bytes=max(total // 4, 1),
         window_tiles=settings.engine.window_tiles,
         operations=limits.operations,
@@ -173,7 +204,10 @@ def _engine_limits(settings: Settings, total: int) -> EngineLimits:
 def _local_limits(limits: Limits) -> LocalLimits:
     return LocalLimits(
         clients=limits.clients,
+        clients_per_user=limits.clients_per_user,
         requests=limits.requests,
+        requests_per_user=limits.requests_per_user,
+        streams=limits.streams,
         inline=limits.inline,
         inline_bytes=limits.inline_bytes,
         outgoing_bytes=limits.outgoing_bytes,
@@ -185,7 +219,7 @@ def _local_limits(limits: Limits) -> LocalLimits:
 def _arena_limits(limits: Limits, total: int) -> ArenaLimits:
     inputs = ArenaLimits.from_total(total).inputs
     per_client = min(limits.arena_bytes_per_client or inputs, inputs)
-    return ArenaLimits(total, inputs, per_client, limits.arenas_per_client)
+    return ArenaLimits(total, inputs, per_client, limits.arenas_per_client, limits.arena_bytes_per_user)
 
 
 class _ForLinks:

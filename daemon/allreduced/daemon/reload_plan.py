@@ -12,10 +12,21 @@ AT_RUN_TIME: frozenset[str] = frozenset(
     {
         "agent.log_level",
         "peers.static",
+        "access.users",
+        "access.groups",
+        "access.job_secrets",
+        "security.ca",
+        "security.certificate",
+        "security.key",
         "limits.arena_bytes_per_client",
+        "limits.arena_bytes_per_user",
         "limits.arenas_per_client",
         "limits.clients",
+        "limits.clients_per_user",
         "limits.requests",
+        "limits.requests_per_user",
+        "limits.streams",
+        "limits.peers",
         "limits.operations",
         "limits.names",
         "limits.lease_bytes",
@@ -25,8 +36,10 @@ AT_RUN_TIME: frozenset[str] = frozenset(
         "limits.hello_timeout",
     }
 )
-"""Settings that a running agent takes over. ``limits.requests`` and ``limits.outgoing_*`` hold for new connections."""
+"""Settings that a running agent takes over. ``limits.requests``, ``limits.streams``, ``limits.outgoing_*`` and
+``access`` hold for new connections."""
 
+_CERTIFICATES = frozenset({"security.ca", "security.certificate", "security.key"})
 _SECRETS = frozenset({"security.secret"})
 
 
@@ -74,7 +87,7 @@ def plan_reload(old: Settings, new: Settings) -> ReloadPlan:
             if was == wanted:
                 continue
             setting = f"{name}.{key}"
-            why = _why_not(setting, old)
+            why = _why_not(setting, old, new)
             change = Change(setting, _written(setting, was), _written(setting, wanted), why)
             if setting in AT_RUN_TIME and not why:
                 applied.append(change)
@@ -85,11 +98,13 @@ def plan_reload(old: Settings, new: Settings) -> ReloadPlan:
     return ReloadPlan(msgspec.structs.replace(old, **sections), tuple(applied), tuple(restart))
 
 
-def _why_not(setting: str, old: Settings) -> str:
+def _why_not(setting: str, old: Settings, new: Settings) -> str:
     """Return why a setting that can change at run time cannot this time; empty where it can."""
     peers = old.peers
     if setting == "peers.static" and not (peers.listen or peers.static or peers.dns):
         return "this agent has no peers and listens nowhere"
+    if setting in _CERTIFICATES and (old.security.mode != "mtls" or new.security.mode != "mtls"):
+        return "security.mode is not mtls"
     return ""
 
 
