@@ -62,7 +62,9 @@ def test_the_configuration_page_tells_the_meaning_of_every_setting() -> None:
 
 def test_the_example_of_a_configuration_has_every_key() -> None:
     example = tomllib.loads((ROOT / "configs" / "agent.toml").read_text(encoding="utf-8"))
-    explained_there = {"security": {"secret", "secret_file"}}  # an example with a secret would be copied with it
+    explained_there = {
+        "security": {"secret", "secret_file", "ca", "certificate", "key"}
+    }  # an example with a secret would be copied with it
     for name in Settings.__struct_fields__:
         keys = set(getattr(Settings(), name).__struct_fields__) - explained_there.get(name, set())
         assert set(example[name]) == keys, name
@@ -158,3 +160,18 @@ def test_the_algorithms_and_the_table_that_chooses_them_are_told() -> None:
     ]
     assert told == wanted
     assert TABLE["all_reduce_many"] == TABLE["all_reduce"]
+
+
+def test_the_texts_of_troubleshooting_are_those_of_the_code() -> None:
+    """What may differ from case to case (names, numbers, …) divides a text; the parts between must be in the code."""
+    page = (ROOT / "docs" / "rdma.md").read_text(encoding="utf-8")
+    table = page.split("## Troubleshooting")[1]
+    cells = re.findall(r"^\| (`.*?`[^|]*) \|", table, flags=re.MULTILINE)
+    texts = [text for cell in cells for text in re.findall(r"`([^`]+)`", cell)]
+    assert len(texts) > 20
+    sources = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("*/allreduced/**/*.py"))
+    code = re.sub(r'"\s*\n\s*f?"', "", sources)
+    for text in texts:
+        for part in re.split(r"…|[^ ]*\d[^ ]*(?: MiB)?|'x'|\bis (?:RoCE|on) ?|Ethernet|InfiniBand|down|uverbs", text):
+            words = part.strip(" ,;:.")
+            assert len(words) < 12 or words in code, (text, words)

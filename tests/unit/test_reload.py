@@ -72,7 +72,7 @@ def test_every_setting_is_either_kind_and_every_one_of_the_list_exists() -> None
     assert names >= AT_RUN_TIME
     for name in names:
         section, _, key = name.partition(".")
-        old = settings('[peers]\nlisten = "tcp://127.0.0.1:0"\n')
+        old = settings('[peers]\nlisten = "tcp://127.0.0.1:0"\n[security]\nmode = "mtls"\n')
         part = msgspec.structs.replace(getattr(old, section), **{key: "another"})
         plan = plan_reload(old, msgspec.structs.replace(old, **{section: part}))
         assert [change.setting for change in plan.applied] == ([name] if name in AT_RUN_TIME else [])
@@ -150,6 +150,17 @@ async def test_files_that_settings_name_are_read_first_and_all_or_nothing_holds(
     broken = False
     await reloaded.reload()
     assert (reloaded.applied, done) == ([new], ["clients=5"])
+
+
+async def test_a_defect_ends_no_agent_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def prepare(new: Settings) -> Callable[[], None]:
+        nothing: list[None] = []
+        return nothing.pop
+
+    reloaded = Reloaded(settings("[limits]\nclients = 5\n"), prepare=prepare)
+    await reloaded.reload()
+    assert reloaded.reloading.note.startswith("reload failed half-way, restart the agent: IndexError")
+    assert "event=defect handling=reload" in caplog.text
 
 
 async def test_reloads_asked_for_meanwhile_are_one() -> None:
