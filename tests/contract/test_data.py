@@ -229,6 +229,17 @@ async def test_priority_decides_and_equals_take_turns(endpoint: Endpoint) -> Non
         assert [piece[1] for piece in pair.far_events.pieces] == [0, 10, 20, 0, 0, 10, 10, 20, 20, 0, 10, 20]
 
 
+async def test_shares_get_equal_parts_whatever_their_priorities_and_number_of_sends(endpoint: Endpoint) -> None:
+    sends = {1: (100, 9), 2: (100, 9), 3: (100, 9), 4: (200, 0)}  # one greedy user, one with a single modest send
+    async with endpoint.pair(flows=1, max_frame=10) as pair:
+        tokens = {k: pair.far.post_receive(k, memoryview(bytearray(40))) for k in sends}
+        for k, (share, priority) in sends.items():
+            pair.near.send(k, tokens[k], 0, memoryview(bytes(40)), priority=priority, share=share)
+        await pair.far_events.until(lambda: len(pair.far_events.pieces) == 16)
+        order = [piece[0] for piece in pair.far_events.pieces]
+        assert order == [1, 4, 2, 4, 3, 4, 1, 4, 2, 3, 1, 2, 3, 1, 2, 3]
+
+
 async def test_memory_can_be_unmapped_in_the_callback_that_gives_it_back(endpoint: Endpoint) -> None:
     size = 300_000
     memory = {name: mmap.mmap(-1, size) for name in ("sent", "received", "cancelled", "stopped")}

@@ -123,7 +123,7 @@ class FakeLink(Link):
         self.stats = LinkStats()
         self.last_received = 0.0
         self.posted: dict[int, memoryview] = {}
-        self.sends: dict[int, tuple[bytes, int, memoryview, int, int]] = {}
+        self.sends: dict[int, tuple[bytes, int, memoryview, int, int, int]] = {}
         self.calls: list[tuple[str, int]] = []
 
     def send_control(self, payload: bytes) -> None:
@@ -137,9 +137,17 @@ class FakeLink(Link):
         self.calls.append(("cancel_receive", receive))
 
     def send(
-        self, send: int, token: bytes, offset: int, buffer: memoryview, *, tag: int = 0, priority: int = 0
+        self,
+        send: int,
+        token: bytes,
+        offset: int,
+        buffer: memoryview,
+        *,
+        tag: int = 0,
+        priority: int = 0,
+        share: int = 0,
     ) -> None:
-        self.sends[send] = (token, offset, buffer, tag, priority)
+        self.sends[send] = (token, offset, buffer, tag, priority, share)
 
     def cancel_send(self, send: int) -> None:
         self.calls.append(("cancel_send", send))

@@ -9,7 +9,7 @@ import pytest
 from tests.support.reports import CALL, GATHERING, REPORT, agent, group_at, operation
 
 from allreduced.cli.cluster_text import columns, duration, lines, printable, ranks_text
-from allreduced.cli.cluster_view import CallView, ClusterView, OperationView, RankView, put_together
+from allreduced.cli.cluster_view import CallView, ClusterView, LinkView, OperationView, RankView, put_together
 from allreduced.cli.status import as_json
 from allreduced.core.identity import GroupKey, Member
 from allreduced.core.limits import MAX_SECONDS
@@ -20,6 +20,7 @@ from allreduced.protocol.status import (
     GatheringReport,
     HiddenReport,
     OperationReport,
+    PeerReport,
     ProcessReport,
     UnansweredReport,
 )
@@ -225,6 +226,10 @@ agents
   b: no answer: there is no link to it
   ?: no answer: nobody at x
 
+links
+  NODE  PEER  DATA BY
+  a     b     tcp
+
 group 'world' of job 'job-1', uid 1000: generation 1, 4 ranks on 2 nodes, running
   ranks 2-3 on b: its agent did not answer
   RANK  NODE  PID  UID   PROCESS
@@ -283,6 +288,63 @@ def test_no_deadline_is_none() -> None:
     assert "deadline" not in text(view)
 
 
+# Links
+
+
+def linked(node: str, *peers: tuple[str, str, str]) -> AgentReport:
+    reports = tuple(PeerReport(peer, 12, "", 0.0, transport, way) for peer, transport, way in peers)
+    return replace(agent(node), peers=reports)
+
+
+def test_each_link_tells_what_carries_its_data_and_why() -> None:
+    lacks = "the peer has no RDMA device"
+    view = put_together(
+        [
+            linked("a", ("b", "rdma", "mlx5_0 port 1"), ("c", "tcp", lacks)),
+            linked("b", ("a", "rdma", "mlx5_1 port 1")),
+            linked("c", ("a", "tcp", "no RDMA device here")),
+        ],
+        (),
+    )
+    assert view.links == (
+        LinkView("a", "b", "rdma", "mlx5_0 port 1"),
+        LinkView("a", "c", "tcp", lacks),
+        LinkView("b", "a", "rdma", "mlx5_1 port 1"),
+        LinkView("c", "a", "tcp", "no RDMA device here"),
+    )
+    told = text(view)
+    assert (
+        "\n".join(
+            [
+                "links",
+                "  NODE  PEER  DATA BY",
+                "  a     b     rdma     mlx5_0 port 1",
+                "  a     c     tcp      the peer has no RDMA device",
+            ]
+        )
+        in told
+    )
+    assert "no RDMA device here" not in told  # one line for a pair
+
+
+def test_of_many_links_those_are_listed_that_are_unlike_the_others() -> None:
+    peers = [(f"n{number:02}", "rdma", "mlx5_0 port 1") for number in range(20)]
+    view = put_together([linked("a", *peers, ("slow", "tcp", "the peer has no RDMA device"))], ())
+    told = lines(view)
+    at = told.index("links")
+    assert told[at + 1 : at + 4] == [
+        "  21 pairs of agents, their data carried: 20 by rdma, 1 by tcp",
+        "  NODE  PEER  DATA BY",
+        "  a     slow  tcp      the peer has no RDMA device",
+    ]
+
+
+def test_agents_that_do_not_tell_of_their_links_have_none_listed() -> None:
+    view = put_together([linked("a", ("b", "", ""))], ())
+    assert view.links == (LinkView("a", "b", "", ""),)
+    assert "links" not in text(view)
+
+
 def test_names_cannot_command_the_terminal() -> None:
     evil = replace(operation((0, 1.0), missing=(1,)), name="\x1b[2Jw\n")
     assert "\x1b" not in text(put_together([agent("a", group_at("a", evil))], ()))
@@ -321,9 +383,10 @@ CALL_KEYS = {"kind", "dtype", "op", "shape", "count", "nbytes", "root", "algorit
 
 def test_the_keys_of_json_are_those_that_programs_rely_on() -> None:
     found = json.loads(json.dumps(as_json(put_together([REPORT], SILENT_B))))
-    assert set(found) == {"version", "asked", "agents", "unanswered", "groups", "gatherings", "hidden"}
+    assert set(found) == {"version", "asked", "agents", "links", "unanswered", "groups", "gatherings", "hidden"}
     assert (found["version"], found["asked"]) == (1, "a")
     assert set(found["agents"][0]) == AGENT_KEYS
+    assert found["links"] == [{"node": "a", "peer": "b", "transport": "tcp", "way": ""}]
     assert found["unanswered"] == [{"node": "b", "reason": SILENT_B[0].reason}]
     [group] = found["groups"]
     assert set(group) == GROUP_KEYS

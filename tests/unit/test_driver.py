@@ -163,9 +163,9 @@ async def test_a_cancelled_receive_is_reported_when_the_link_says_so(rig: Rig) -
 async def test_a_send_is_over_when_the_link_says_so(rig: Rig) -> None:
     await rig.buffers()
     link = rig.link("n1")
-    rig.do(actions.Send(8, "n1", b"t", 128, Region(RESULT, 16, 32), 77, 2), actions.CancelSend(8, "n1"))
-    token, offset, buffer, tag, priority = link.sends[8]
-    assert (token, offset, len(buffer), tag, priority) == (b"t", 128, 32, 77, 2)
+    rig.do(actions.Send(8, "n1", b"t", 128, Region(RESULT, 16, 32), 77, 2, 1000), actions.CancelSend(8, "n1"))
+    token, offset, buffer, tag, priority, share = link.sends[8]
+    assert (token, offset, len(buffer), tag, priority, share) == (b"t", 128, 32, 77, 2, 1000)
     assert link.calls == [("cancel_send", 8)]
     rig.driver.sent(link, 8)
     assert rig.engine.events == [events.Sent(8)]

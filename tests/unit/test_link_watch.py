@@ -39,7 +39,15 @@ class FakeLink(Link):
         raise NotImplementedError
 
     def send(
-        self, send: int, token: bytes, offset: int, buffer: memoryview, *, tag: int = 0, priority: int = 0
+        self,
+        send: int,
+        token: bytes,
+        offset: int,
+        buffer: memoryview,
+        *,
+        tag: int = 0,
+        priority: int = 0,
+        share: int = 0,
     ) -> None:
         raise NotImplementedError
 

@@ -295,7 +295,7 @@ def report_for(asker: int) -> AgentReport:
     )
     forming = GroupView(9, GroupKey(1001, "next", "world"), "proposed", 2, MEMBERS, (), (), 1, None)
     gathering = GatheringView(GroupKey(1001, "next", "world"), 2, ((0, "a", 5, 90.0), (1, "b", 6, 95.0)), ("b",))
-    peers = (ReachablePeer("b", 12, "", "10.0.0.2:5", -0.1),)
+    peers = (ReachablePeer("b", 12, "", "10.0.0.2:5", -0.1, "rdma", "mlx5_0 port 1"),)
     return make_report(
         asker,
         FACTS,
@@ -312,7 +312,7 @@ def test_a_user_sees_its_own_groups_and_how_many_others_there_are() -> None:
     assert [group.key.uid for group in report.groups] == [1000]
     assert report.gatherings == ()
     assert report.hidden == (HiddenReport(1001, 2),)
-    assert report.peers == (PeerReport("b", 12, "10.0.0.2:5", 0.0),)
+    assert report.peers == (PeerReport("b", 12, "10.0.0.2:5", 0.0, "rdma", "mlx5_0 port 1"),)
     assert "next" not in repr(report)
 
 

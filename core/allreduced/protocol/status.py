@@ -7,7 +7,7 @@ report, so no two clocks must agree. Reports are bounded: :func:`fit` leaves out
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeAlias
 
 from allreduced.core.identity import GroupKey, Members
@@ -28,7 +28,7 @@ from allreduced.core.limits import (
     Text,
     Word,
 )
-from allreduced.protocol.codec import Codec
+from allreduced.protocol.codec import ADDED_LATER, Codec
 
 MAX_REPORT = 768 << 10
 """Bytes of one report at most, so that it fits one control frame."""
@@ -169,12 +169,18 @@ class GatheringReport:
 
 @dataclass(frozen=True, slots=True)
 class PeerReport:
-    """An agent that this one has a link to. ``silence``: since something was heard of it."""
+    """An agent that this one has a link to. ``silence``: since something was heard of it.
+
+    ``transport``: what carries the data of the link, a scheme; ``way``: about it, for people: which device, or why not
+    another transport.
+    """
 
     node: Name
     incarnation: Id
     address: Text
     silence: Duration
+    transport: Word = field(default="", metadata=ADDED_LATER)
+    way: Text = field(default="", metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)

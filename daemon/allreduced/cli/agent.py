@@ -86,7 +86,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     if arguments.check:
         say(settings.describe())
         say("# What follows from failure.failure_timeout:")
-        for line in settings.timing.describe():
+        for line in (*settings.timing.describe(), *settings.rdma_patience.describe()):
             say(f"# {line}")
         return 0
     from allreduced.daemon.agent import AgentOptions, run_agent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from allreduced.cli.cluster_view import (
@@ -9,13 +10,14 @@ from allreduced.cli.cluster_view import (
     ClusterView,
     GatheringView,
     GroupView,
+    LinkView,
     OperationView,
     RankView,
     WaitView,
 )
 
 MANY = 16
-"""Ranks that are listed one by one; of more, only those that say something."""
+"""Ranks or links that are listed one by one; of more, only those that say something."""
 
 _WAITS = {
     "memory": "memory of its own",
@@ -33,7 +35,7 @@ _WAITS = {
 
 def lines(view: ClusterView) -> list[str]:
     """Return the whole view as lines."""
-    out = _agents(view)
+    out = _agents(view) + _links(view)
     for group in view.groups:
         out += ["", *_group(group)]
     for gathering in view.gatherings:
@@ -106,6 +108,34 @@ def _agents(view: ClusterView) -> list[str]:
         *columns(("NODE", "PID", "UID", "UP", "CLIENTS", "GROUPS", ""), rows),
         *(f"  {printable(one.node) or '?'}: no answer: {printable(one.reason)}" for one in view.unanswered),
     ]
+
+
+# Links
+
+
+def _links(view: ClusterView) -> list[str]:
+    """Return a line for each pair of agents; of many, how many have which transport, and those that are unlike most."""
+    pairs: dict[frozenset[str], LinkView] = {}
+    for link in sorted(view.links, key=lambda link: (link.node, link.peer)):
+        if link.transport:
+            pairs.setdefault(frozenset((link.node, link.peer)), link)
+    if not pairs:
+        return []
+    by_transport = Counter(link.transport for link in pairs.values())
+    most = by_transport.most_common(1)[0][0]
+    shown = [link for link in pairs.values() if len(pairs) <= MANY or link.transport != most]
+    rows = [
+        (printable(link.node), printable(link.peer), printable(link.transport), printable(link.way)) for link in shown
+    ]
+    out = ["", "links"]
+    if len(pairs) > MANY:
+        counts = ", ".join(f"{count} by {printable(name)}" for name, count in sorted(by_transport.items()))
+        out.append(f"  {len(pairs)} pairs of agents, their data carried: {counts}")
+    if rows:
+        out += columns(("NODE", "PEER", "DATA BY", ""), rows[:MANY])
+    if len(rows) > MANY:
+        out.append(f"  … and {len(rows) - MANY} more that are not by {printable(most)}")
+    return out
 
 
 # Groups

@@ -42,6 +42,19 @@ class AgentView:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkView:
+    """A link between two agents, as ``node`` sees it.
+
+    ``transport``: what carries its data; empty where an agent of an earlier version did not say. ``way``: about it.
+    """
+
+    node: str
+    peer: str
+    transport: str
+    way: str
+
+
+@dataclass(frozen=True, slots=True)
 class UnansweredView:
     """An agent that did not report, and why. ``node`` is empty where it is not known."""
 
@@ -205,6 +218,7 @@ class ClusterView:
 
     asked: str
     agents: tuple[AgentView, ...]
+    links: tuple[LinkView, ...]
     unanswered: tuple[UnansweredView, ...]
     groups: tuple[GroupView, ...]
     gatherings: tuple[GatheringView, ...]
@@ -239,6 +253,9 @@ def put_together(reports: Sequence[AgentReport], unanswered: Sequence[Unanswered
                 left_out=report.left_out,
             )
             for report in reports
+        ),
+        links=tuple(
+            LinkView(report.node, peer.node, peer.transport, peer.way) for report in reports for peer in report.peers
         ),
         unanswered=tuple(UnansweredView(one.node, one.reason) for one in unanswered if one.node not in nodes),
         groups=tuple(sorted(views, key=lambda view: (view.uid, view.job, view.name, view.group))),

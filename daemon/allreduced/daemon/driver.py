@@ -323,7 +323,15 @@ class Driver:
             return
         view = self._arenas.view(action.region)
         self._outgoing[action.send] = _Outgoing(link, action.region.buffer)
-        link.send(action.send, action.token, action.offset, view, tag=action.tag, priority=action.priority)
+        link.send(
+            action.send,
+            action.token,
+            action.offset,
+            view,
+            tag=action.tag,
+            priority=action.priority,
+            share=action.share,
+        )
 
     def _cancel_send(self, action: engine_actions.CancelSend) -> None:
         outgoing = self._outgoing.get(action.send)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 
 from allreduced.core.errors import AgentUnavailable, AllReducedError, AuthenticationError, ConfigError
 from allreduced.core.log_limit import LogLimit
+from allreduced.daemon.carrier import carrier
 from allreduced.daemon.dialler import Dialler
 from allreduced.daemon.diallers import Diallers
 from allreduced.daemon.link_watch import LinkWatch
@@ -105,7 +106,12 @@ class Peers(LinkOwner):
             self._watch.note(node)
         return tuple(
             ReachablePeer(
-                node, link.incarnation, link.address, link.link.remote_address, self._liveness.silence(node, now)
+                node,
+                link.incarnation,
+                link.address,
+                link.link.remote_address,
+                self._liveness.silence(node, now),
+                *carrier(link.link),
             )
             for node, link in sorted(self._up.items())
         )

@@ -43,7 +43,7 @@ class ReachablePeer:
     """A peer agent that there is a link to, for ``status``.
 
     ``address``: where others can dial it, empty until it said so; ``remote``: where its link comes from. ``silence``:
-    seconds since something was heard of it.
+    seconds since something was heard of it. ``transport`` and ``way``: what carries the data of the link, and about it.
     """
 
     node: str
@@ -51,6 +51,8 @@ class ReachablePeer:
     address: str
     remote: str
     silence: float
+    transport: str = ""
+    way: str = ""
 
 
 class ClientPort(Protocol):

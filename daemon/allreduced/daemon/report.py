@@ -84,7 +84,14 @@ def make_report(
             uptime=_seconds(facts.uptime),
             clients=facts.clients,
             peers=tuple(
-                PeerReport(peer.node, peer.incarnation, peer.address or peer.remote, _seconds(peer.silence))
+                PeerReport(
+                    peer.node,
+                    peer.incarnation,
+                    peer.address or peer.remote,
+                    _seconds(peer.silence),
+                    peer.transport,
+                    peer.way,
+                )
                 for peer in peers
             ),
             groups=tuple(sorted(groups, key=lambda group: (group.key, group.group))),

@@ -15,6 +15,8 @@ from msgspec import Meta
 from allreduced.core.errors import AuthenticationError, ConfigError
 from allreduced.daemon.sizes import size_text
 from allreduced.daemon.timing import LONGEST, SHORTEST, Timing, derived
+from allreduced.transports.rdma.options import RdmaOptions
+from allreduced.transports.rdma.patience import Patience, patience
 
 SYSTEM_SOCKET = "/run/allreduced/agent.sock"
 DEFAULT_PORT = 4123
@@ -58,6 +60,10 @@ class Peers(Section, frozen=True):
     ] = ""
     static: Annotated[tuple[StaticPeer, ...], Meta(description="agents to dial, as node=address in a variable")] = ()
     flows: Annotated[int, Meta(ge=1, le=64, description="data connections per link")] = 2
+    transport: Annotated[
+        Literal["auto", "tcp", "rdma"],
+        Meta(description="what carries data; auto: on each link RDMA if both ends can, else TCP"),
+    ] = "auto"
 
 
 class Security(Section, frozen=True):
@@ -119,12 +125,42 @@ class Failure(Section, frozen=True):
     ] = 300.0
 
 
+class Rdma(Section, frozen=True):
+    """Data over RDMA, where ``peers.transport`` allows it. Control frames and authentication stay on TCP."""
+
+    device: Annotated[
+        str, Meta(max_length=64, description="such as mlx5_0; empty: the one with the address that reaches the peer")
+    ] = ""
+    port: Annotated[int, Meta(ge=0, le=255, description="port of the device; 0: the one that fits")] = 0
+    gid_index: Annotated[int, Meta(ge=-1, le=65535, description="entry of its GID table; -1: the one that fits")] = -1
+    mtu: Annotated[
+        Literal[0, 256, 512, 1024, 2048, 4096],
+        Meta(description="path MTU in bytes, which both ports must allow; 0: the lower one of both"),
+    ] = 0
+    traffic_class: Annotated[int, Meta(ge=0, le=255, description="of all packets; RoCE v2: DSCP × 4")] = 0
+    service_level: Annotated[int, Meta(ge=0, le=15, description="of all packets; RoCE: the priority in VLAN tags")] = 0
+    hop_limit: Annotated[int, Meta(ge=1, le=255, description="routers on the way at most")] = 64
+    timeout: Annotated[
+        int, Meta(ge=0, le=31, description="4.096 µs × 2^timeout for an acknowledgement; 0: from failure_timeout")
+    ] = 0
+    retry_count: Annotated[
+        int, Meta(ge=-1, le=7, description="tries after a missing acknowledgement; -1: from failure_timeout")
+    ] = -1
+    rnr_retry_count: Annotated[
+        int, Meta(ge=0, le=6, description="tries at a peer without buffers; 7, for ever, is not allowed")
+    ] = 6
+    rdma_plaintext: Annotated[
+        bool, Meta(description="use RDMA also under mutual TLS, though RDMA data is not encrypted")
+    ] = False
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be configured."""
 
     agent: Agent = Agent()
     peers: Peers = Peers()
     security: Security = Security()
+    rdma: Rdma = Rdma()
     engine: Engine = Engine()
     limits: Limits = Limits()
     failure: Failure = Failure()
@@ -136,6 +172,40 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         :raises ConfigError: they contradict each other.
         """
         return derived(self.failure.failure_timeout, self.failure.deadline)
+
+    @property
+    def rdma_patience(self) -> Patience:
+        """How long queue pairs try; retries are exhausted within ``failure_timeout``.
+
+        :raises ConfigError: the times contradict each other.
+        """
+        timeout, retry_count = self.rdma.timeout, self.rdma.retry_count
+        return patience(
+            self.failure.failure_timeout,
+            timeout=timeout or None,
+            retry_count=None if retry_count < 0 else retry_count,
+        )
+
+    @property
+    def rdma_options(self) -> RdmaOptions:
+        """What RDMA links are made with.
+
+        :raises ConfigError: as ``rdma_patience``.
+        """
+        rdma, chosen = self.rdma, self.rdma_patience
+        return RdmaOptions(
+            device=rdma.device,
+            port=rdma.port,
+            gid_index=rdma.gid_index,
+            mtu=rdma.mtu,
+            traffic_class=rdma.traffic_class,
+            service_level=rdma.service_level,
+            hop_limit=rdma.hop_limit,
+            timeout=chosen.timeout,
+            retry_count=chosen.retry_count,
+            rnr_retry=rdma.rnr_retry_count,
+            plaintext=rdma.rdma_plaintext,
+        )
 
     @property
     def drain_timeout(self) -> float:
@@ -167,6 +237,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "agent": Agent,
     "peers": Peers,
     "security": Security,
+    "rdma": Rdma,
     "engine": Engine,
     "limits": Limits,
     "failure": Failure,

@@ -208,6 +208,10 @@ def _check(settings: Settings, places: Mapping[str, str]) -> None:
         # The one that was given is at fault; where both were, the deadline.
         given = "deadline" if "failure.deadline" in places else "failure_timeout"
         raise wrong(f"failure.{given}", error.message, error.hint) from error
+    try:
+        _ = settings.rdma_options
+    except ConfigError as error:
+        raise wrong(error.path, error.message, error.hint) from error
     if settings.agent.socket:
         try:
             parse_socket(settings.agent.socket)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, TypeAlias
 
 from allreduced.core.errors import AgentUnavailable, AllReducedError
 from allreduced.core.identity import PeerIdentity as PeerIdentity  # also by this name: part of this contract
+from allreduced.transports.rdma.options import RdmaOptions
 
 
 @dataclass(slots=True)
@@ -28,6 +29,10 @@ class LinkStats:
     bytes_received: int = 0
     frames_unclaimed: int = 0
     """Data frames for receives that are not posted any more: read and dropped."""
+    bytes_copied: int = 0
+    """Payload that this process copied between the owner's memory and buffers of the link (RDMA: small frames)."""
+    completion_events: int = 0
+    """How often a completion channel woke the loop (RDMA)."""
 
 
 class LinkEvents(abc.ABC):
@@ -70,6 +75,11 @@ class Link(abc.ABC):
     stats: LinkStats
     last_received: float
     """Loop time at which any byte last came in, on any flow."""
+    data_path: str = ""
+    """What carries the data, for people: the transport and what it uses, such as ``rdma rxe0 port 1``; empty: as the
+    address says."""
+    fallback_reason: str = ""
+    """Why the data goes by TCP although RDMA was wanted where possible; empty: it was not wanted, or it is used."""
 
     @abc.abstractmethod
     def send_control(self, payload: bytes) -> None:
@@ -100,12 +110,22 @@ class Link(abc.ABC):
 
     @abc.abstractmethod
     def send(
-        self, send: int, token: bytes, offset: int, buffer: memoryview, *, tag: int = 0, priority: int = 0
+        self,
+        send: int,
+        token: bytes,
+        offset: int,
+        buffer: memoryview,
+        *,
+        tag: int = 0,
+        priority: int = 0,
+        share: int = 0,
     ) -> None:
         """Send ``buffer`` to ``offset`` (bytes) of the peer's posted receive that ``token`` names.
 
         It is cut into frames of at most ``max_frame`` bytes; data flows take the next frame when they are free:
+        shares that have something to send get the same number of bytes, whatever their priorities; within a share
         higher priority first, sends of one priority in turns. The memory belongs to the link until ``sent``.
+        ``share``: whose send it is, any number (agents give the uid that the group belongs to).
         ``tag``: unsigned 64 bits, carried in every frame's header for the receiver's checks. An empty buffer is sent at
         once. On a link that is being closed nothing is sent, only ``sent`` follows. A token that is none of this
         transport ends the link.
@@ -220,6 +240,8 @@ class LinkOptions:
     connect_timeout: float = 5.0
     handshake_timeout: float = 5.0
     max_pending_handshakes: int = 64
+    rdma: RdmaOptions = field(default_factory=RdmaOptions)
+    """For the schemes ``rdma`` and ``auto``."""
 
 
 class Listener(abc.ABC):

@@ -197,7 +197,15 @@ class QueuedLink(Link):
             self._free_if_quiet(posting)
 
     def send(  # noqa: D102 - see Link
-        self, send: int, token: bytes, offset: int, buffer: memoryview, *, tag: int = 0, priority: int = 0
+        self,
+        send: int,
+        token: bytes,
+        offset: int,
+        buffer: memoryview,
+        *,
+        tag: int = 0,
+        priority: int = 0,
+        share: int = 0,
     ) -> None:
         if self._state is not _State.OPEN:
             if not self._over.done() and self._events is not None:
@@ -209,7 +217,7 @@ class QueuedLink(Link):
             self.tell(self.events.sent, send)
             self.violated(error)
             return
-        if self.outbox.add(send, serial, offset, buffer, tag, priority):
+        if self.outbox.add(send, serial, offset, buffer, tag, priority, share):
             self._wake()
         else:
             self.tell(self.events.sent, send)

@@ -70,7 +70,10 @@ class CancelReceive:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send ``region`` to ``offset`` of the receive that ``token`` names at ``node``; Sent follows."""
+    """Send ``region`` to ``offset`` of the receive that ``token`` names at ``node``; Sent follows.
+
+    ``share``: whose part of the link it takes, the uid of its group.
+    """
 
     send: int
     node: str
@@ -79,6 +82,7 @@ class Send:
     region: Region
     tag: int
     priority: int
+    share: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -383,6 +383,7 @@ class Execution:
                     region,
                     operation.peers[row.peer].tag,
                     operation.priority,
+                    operation.group.key.uid,
                 )
             )
             row.next = end

@@ -69,4 +69,4 @@ class Fetching:
         context.sends[number] = operation.sendings[number] = Served(operation, node)
         operation.outstanding += 1
         token, tag = frame.grants[0].token, group.generation << 32
-        context.out.append(Send(number, node, token, 0, region, tag, operation.priority))
+        context.out.append(Send(number, node, token, 0, region, tag, operation.priority, group.key.uid))

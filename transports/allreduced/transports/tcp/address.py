@@ -1,4 +1,4 @@
-"""Addresses of TCP links: ``tcp://host:port``, with IPv6 addresses in brackets."""
+"""Addresses of links that are dialled by TCP: ``tcp://host:port``, with IPv6 addresses in brackets."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ from allreduced.core.addresses import is_numeric, parse_address
 from allreduced.core.errors import ConfigError
 
 SCHEME = "tcp"
-_PREFIX = f"{SCHEME}://"
 
 SockAddr: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
 
 
-def parse(address: str) -> tuple[str, int]:
-    """Return host and port of ``tcp://host:port``.
+def parse(address: str, scheme: str = SCHEME) -> tuple[str, int]:
+    """Return host and port of ``tcp://host:port``, or of another scheme that dials by TCP.
 
     :raises ConfigError: it is not of that form.
     """
-    if not address.startswith(_PREFIX):
-        raise ConfigError(f"the address {address!r} is malformed: it does not begin with {_PREFIX}")
+    if not address.startswith(f"{scheme}://"):
+        raise ConfigError(f"the address {address!r} is malformed: it does not begin with {scheme}://")
     parsed = parse_address(address, any_port=True)
     return parsed.host, parsed.port
 
 
-def text(sockaddr: SockAddr) -> str:
-    """Return ``tcp://host:port`` of a socket's address; an IPv4 address seen through IPv6 is written as IPv4."""
+def text(sockaddr: SockAddr, scheme: str = SCHEME) -> str:
+    """Return ``scheme://host:port`` of a socket's address; an IPv4 address seen through IPv6 is written as IPv4."""
     host, port = sockaddr[0], sockaddr[1]
     if ":" in host:
         mapped = ipaddress.IPv6Address(host.partition("%")[0]).ipv4_mapped
         host = str(mapped) if mapped is not None else f"[{host}]"
-    return f"{_PREFIX}{host}:{port}"
+    return f"{scheme}://{host}:{port}"
 
 
 async def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, SockAddr]]:

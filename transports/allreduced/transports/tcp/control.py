@@ -23,12 +23,14 @@ _SENDS_PER_WAKE: Final = 16
 class ControlFlow:
     """Reads and writes control frames on one socket. Its link owns it and is told of frames and failures."""
 
-    def __init__(self, link: FlowOwner, sock: socket.socket, early: bytes, limit: int) -> None:
+    def __init__(self, link: FlowOwner, sock: socket.socket, early: bytes, limit: int, last: int = wire.BYE) -> None:
         self._link = link
         self._loop = link.loop
         self._sock = sock
         self._fd = sock.fileno()
         self._limit = limit
+        self._last = last
+        """The highest kind of frame that may come."""
         self._in = bytearray(early)
         self._out: deque[memoryview] = deque()
         self._queued = 0
@@ -94,7 +96,7 @@ class ControlFlow:
         at = 0
         while self._open and len(buffer) - at >= wire.CONTROL_HEADER:
             try:
-                kind, length = wire.read_control_header(buffer, at, MAX_CONTROL)
+                kind, length = wire.read_control_header(buffer, at, MAX_CONTROL, self._last)
             except ProtocolError as error:
                 self._link.violated(error)
                 return

@@ -1,11 +1,12 @@
-"""A link over TCP: its flows, and the orderly end between them."""
+"""What links with a TCP control flow share: their flows, and the orderly end between them. And the link over TCP."""
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import socket
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final, Protocol
 
 from allreduced.core.errors import ProtocolError
 from allreduced.core.identity import PeerIdentity
@@ -20,13 +21,39 @@ CONTROL_QUEUE: Final = 64 << 20
 """Bytes of control frames that may wait for a peer that does not read."""
 
 
-class TcpLink(FlowOwner):
-    """An authenticated link; ``flows[0]`` is the control socket, each with the bytes that came behind its handshake."""
+class Flow(Protocol):
+    """One data flow, as its link uses it."""
+
+    @property
+    def end_sent(self) -> bool:
+        """True once the end of this flow was given away."""
+
+    def start(self) -> None:
+        """Begin to read."""
+
+    def wake(self) -> None:
+        """Take frames soon, if this flow is free."""
+
+    def redirect(self, posting: Posting) -> None:
+        """Drop the rest of a frame that was meant for this posting."""
+
+    def detach(self, outgoing: Outgoing) -> None:
+        """Send the rest of a frame from a private copy where it belongs to this send."""
+
+    def stop(self, *, reset: bool) -> None:
+        """End at once, and hold no memory any more."""
+
+
+class FlowLink(FlowOwner):
+    """An authenticated link with a TCP control flow. ``control``: the socket, and what came behind its handshake."""
+
+    _last_kind: ClassVar[int] = wire.BYE
+    """The highest kind of control frame that may come; ``wire.CARRIER`` where ``_carrier_frame`` is for something."""
 
     def __init__(
         self,
         peer: PeerIdentity,
-        flows: Sequence[tuple[socket.socket, bytes]],
+        control: tuple[socket.socket, bytes],
         *,
         initiator: bool,
         local_address: str,
@@ -34,7 +61,6 @@ class TcpLink(FlowOwner):
         max_frame: int,
         control_queue: int = CONTROL_QUEUE,
     ) -> None:
-        (control, early), *data = flows
         super().__init__(
             asyncio.get_running_loop(),
             peer,
@@ -43,18 +69,34 @@ class TcpLink(FlowOwner):
             remote_address=remote_address,
             max_frame=max_frame,
         )
-        self._control = ControlFlow(self, control, early, control_queue)
-        self._data = [DataFlow(self, sock, rest) for sock, rest in data]
-        self._ends_missing = len(flows)
+        sock, early = control
+        self._control = ControlFlow(self, sock, early, control_queue, self._last_kind)
+        self._data = self._make_flows()
+        self._ends_missing = 1 + len(self._data)
         self._control_ended = False
         self._bye_sent = False
         self._bye_received = False
         self._reset = True
 
+    @abc.abstractmethod
+    def _make_flows(self) -> Sequence[Flow]:
+        """Return the data flows, not started yet. Called once, from ``__init__``."""
+
+    def _carrier_frame(self, payload: bytes) -> None:
+        """Take what the other end of this transport says to this one."""
+        self.violated(ProtocolError("a control frame of a transport that this link does not use"))
+
+    def send_carrier(self, payload: bytes) -> None:
+        """Say something to the other end of this transport, on the control flow."""
+        if self.is_alive():
+            self._control.queue(wire.CARRIER, payload)
+
     # Told by the flows
 
     def control_frame(self, kind: int, payload: bytes) -> None:  # noqa: D102 - see FlowOwner
-        if kind != wire.BYE and self._control_ended:
+        if kind == wire.CARRIER:
+            self._carrier_frame(payload)  # also behind the end: it serves the frames that are still on their way
+        elif kind != wire.BYE and self._control_ended:
             self.violated(ProtocolError("control frames behind the end of the control flow"))
         elif kind == wire.PAYLOAD:
             self.stats.control_received += 1
@@ -129,3 +171,31 @@ class TcpLink(FlowOwner):
 
     def _end_sent_everywhere(self) -> bool:
         return self.is_closing() and all(flow.end_sent for flow in self._data)
+
+
+class TcpLink(FlowLink):
+    """A link over TCP. ``data``: the sockets of its data flows, each with what came behind its handshake."""
+
+    def __init__(
+        self,
+        peer: PeerIdentity,
+        control: tuple[socket.socket, bytes],
+        data: Sequence[tuple[socket.socket, bytes]],
+        *,
+        initiator: bool,
+        local_address: str,
+        remote_address: str,
+        max_frame: int,
+    ) -> None:
+        self._sockets = data
+        super().__init__(
+            peer,
+            control,
+            initiator=initiator,
+            local_address=local_address,
+            remote_address=remote_address,
+            max_frame=max_frame,
+        )
+
+    def _make_flows(self) -> Sequence[Flow]:
+        return [DataFlow(self, sock, early) for sock, early in self._sockets]

@@ -6,14 +6,17 @@ import asyncio
 import errno
 import logging
 import socket
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from allreduced.core.errors import AllReducedError, ConfigError, ProtocolError
 from allreduced.core.log_limit import LogLimit
 from allreduced.transports.base import Handshake, LinkAccepted, LinkOptions, Listener
-from allreduced.transports.tcp.address import SockAddr, parse, resolve, text
+from allreduced.transports.tcp import wire
+from allreduced.transports.tcp.address import SCHEME, SockAddr, parse, resolve, text
 from allreduced.transports.tcp.authenticate import authenticate
-from allreduced.transports.tcp.link import TcpLink
+from allreduced.transports.tcp.conversation import Conversation, decline
+from allreduced.transports.tcp.link import FlowLink, TcpLink
 from allreduced.transports.tcp.sockets import prepare
 
 _log = logging.getLogger("allreduced.transports.tcp")
@@ -22,6 +25,46 @@ _BACKLOG: Final = 256
 _ACCEPTS_PER_WAKE: Final = 32
 _PAUSE: Final = 0.5
 """Seconds without accepting after the process ran out of descriptors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A link that is being made here: its control flow is authenticated, its data flows are missing."""
+
+    sock: socket.socket
+    control: Handshake
+    local_host: str
+    """The numeric address through which the peer reached this agent."""
+    local: str
+    remote: str
+    options: LinkOptions
+
+
+class Negotiator(Protocol):
+    """Makes links whose data goes another way than by TCP."""
+
+    @property
+    def required(self) -> bool:
+        """True where links with data flows over TCP are refused."""
+
+    async def answer(self, accepted: Accepted, conversation: Conversation) -> FlowLink | str:
+        """Answer a dialler that asks for another way. Return the link, not started, or why the data goes by TCP.
+
+        The dialler was told then. The timeout of handshakes bounds it.
+
+        :raises AllReducedError: the link is refused.
+        """
+
+
+class _TcpOnly:
+    """What an agent says that knows no other way, or does not want one."""
+
+    required = False
+
+    async def answer(self, accepted: Accepted, conversation: Conversation) -> FlowLink | str:
+        await conversation.receive()
+        await conversation.send(decline("the other end uses TCP only"))
+        return ""
 
 
 class _Assembly:
@@ -43,8 +86,17 @@ class _Assembly:
 class TcpListener(Listener):
     """The one listening port of an agent."""
 
-    def __init__(self, sock: socket.socket, accepted: LinkAccepted, options: LinkOptions) -> None:
-        self.address = text(sock.getsockname())
+    def __init__(
+        self,
+        sock: socket.socket,
+        accepted: LinkAccepted,
+        options: LinkOptions,
+        scheme: str = SCHEME,
+        negotiator: Negotiator | None = None,
+    ) -> None:
+        self.address = text(sock.getsockname(), scheme)
+        self._scheme = scheme
+        self._negotiator = negotiator or _TcpOnly()
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._fd = sock.fileno()
@@ -85,7 +137,7 @@ class TcpListener(Listener):
                 self._loop.remove_reader(self._fd)
                 self._paused = self._loop.call_later(_PAUSE, self._resume)
                 return
-            task = self._loop.create_task(self._serve(sock, text(address)))
+            task = self._loop.create_task(self._serve(sock, text(address, self._scheme)))
             self._serving.add(task)
             self._unfinished[task] = None
             task.add_done_callback(self._served)
@@ -106,7 +158,7 @@ class TcpListener(Listener):
         """Authenticate one connection and bring its flow to its link. Whatever goes wrong ends this connection only."""
         kept = False
         try:
-            local = text(sock.getsockname())  # the system forgets it when the peer resets the connection
+            here = sock.getsockname()  # the system forgets it when the peer resets the connection
             prepare(sock, self._options.max_frame)
             handshake = self._options.authenticator.answer()
             async with asyncio.timeout(self._options.handshake_timeout):
@@ -118,7 +170,8 @@ class TcpListener(Listener):
                 self._join(sock, handshake)
                 kept = True
             else:
-                kept = await self._assemble(sock, handshake, local, source)
+                local = text(here, self._scheme)
+                kept = await self._assemble(Accepted(sock, handshake, here[0], local, source, self._options))
         except TimeoutError:
             self._drop(source, "it did not finish its handshake in time")
         except ConnectionError as error:  # the other side thought better of it, as an agent does that stops
@@ -138,32 +191,25 @@ class TcpListener(Listener):
             raise ProtocolError("a data flow of a link that is not being made here")
         assembly.add(sock, handshake)
 
-    async def _assemble(self, sock: socket.socket, control: Handshake, local: str, source: str) -> bool:
+    async def _assemble(self, accepted: Accepted) -> bool:
         """Wait for the data flows of a link and hand it over. Return true if the link owns the sockets now."""
+        control = accepted.control
         if len(self._assemblies) >= self._options.max_pending_handshakes:
             next(iter(self._assemblies.values())).complete.cancel()
         assembly = self._assemblies[control.session] = _Assembly(control)
-        kept = False
+        link: FlowLink | None = None
         try:
             try:
                 async with asyncio.timeout(self._options.handshake_timeout):
-                    await assembly.complete
+                    link = await self._make(accepted, assembly)
             except TimeoutError:
-                self._drop(source, f"{len(assembly.flows)} of {control.flows} data flows of its link came in time")
+                self._drop(
+                    accepted.remote, f"{len(assembly.flows)} of {control.flows} data flows of its link came in time"
+                )
                 return False
-            data = [assembly.flows[flow] for flow in sorted(assembly.flows)]
-            link = TcpLink(
-                control.peer,
-                [(sock, control.trailing), *data],
-                initiator=False,
-                local_address=local,
-                remote_address=source,
-                max_frame=self._options.max_frame,
-            )
-            kept = True
         finally:
             del self._assemblies[control.session]
-            if not kept:
+            if not isinstance(link, TcpLink):
                 for other, _ in assembly.flows.values():
                     other.close()
         try:
@@ -172,7 +218,7 @@ class TcpListener(Listener):
             _log.warning(
                 "event=link_refused node=%s from=%s error=%s",
                 link.peer.node,
-                source,
+                accepted.remote,
                 error,
                 exc_info=not isinstance(error, AllReducedError),
             )
@@ -181,13 +227,60 @@ class TcpListener(Listener):
             link.start(events)
         return True
 
+    async def _make(self, accepted: Accepted, assembly: _Assembly) -> FlowLink:
+        """Return the link, once its data flows are there or it was agreed how its data goes instead."""
+        conversation = Conversation(accepted.sock, accepted.control.trailing)
+        reason = ""
+        if await self._asks(conversation, assembly):
+            made = await self._negotiator.answer(accepted, conversation)
+            if not isinstance(made, str):
+                return made
+            reason = made
+        await assembly.complete
+        if self._negotiator.required:
+            raise ProtocolError(f"data flows over TCP, where this agent takes {self._scheme}:// only")
+        link = TcpLink(
+            accepted.control.peer,
+            (accepted.sock, conversation.rest),
+            [assembly.flows[flow] for flow in sorted(assembly.flows)],
+            initiator=False,
+            local_address=accepted.local,
+            remote_address=accepted.remote,
+            max_frame=self._options.max_frame,
+        )
+        link.fallback_reason = reason
+        return link
+
+    async def _asks(self, conversation: Conversation, assembly: _Assembly) -> bool:
+        """Return true if the dialler wants to negotiate, false once all its data flows are there."""
+        asking = self._loop.create_task(conversation.next_kind())
+        try:
+            await asyncio.wait({asking, assembly.complete}, return_when=asyncio.FIRST_COMPLETED)
+            if assembly.complete.done():
+                return False
+            return await asking == wire.NEGOTIATE
+        finally:
+            asking.cancel()
+            await asyncio.wait({asking})
+            if not asking.cancelled():
+                asking.exception()  # whoever reads the control flow next finds the same
+
     def _drop(self, source: str, reason: str, level: int = logging.WARNING) -> None:
         self._drops.log(level, "event=connection_dropped from=%s reason=%r", source, reason)
 
 
-async def listen(address: str, accepted: LinkAccepted, options: LinkOptions) -> TcpListener:
-    """Listen at ``tcp://host:port``. See ``Transport.listen``."""
-    host, port = parse(address)
+async def listen(
+    address: str,
+    accepted: LinkAccepted,
+    options: LinkOptions,
+    scheme: str = SCHEME,
+    negotiator: Negotiator | None = None,
+) -> TcpListener:
+    """Listen at ``tcp://host:port``, or under another scheme. See ``Transport.listen``.
+
+    ``negotiator`` answers diallers that want another way for their data; without one all goes by TCP.
+    """
+    host, port = parse(address, scheme)
     try:
         found = await resolve(host, port)
     except OSError as error:
@@ -200,7 +293,7 @@ async def listen(address: str, accepted: LinkAccepted, options: LinkOptions) -> 
         if family == socket.AF_INET6 and target[0] == "::":
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # the wildcard takes IPv4 too
         _bind(sock, target, address)
-        return TcpListener(sock, accepted, options)
+        return TcpListener(sock, accepted, options, scheme, negotiator)
     except BaseException:
         sock.close()
         raise

@@ -17,6 +17,10 @@ from allreduced.core.errors import ProtocolError
 PAYLOAD: Final = 0
 END: Final = 1
 BYE: Final = 2
+CARRIER: Final = 3
+"""Control flow only: between the two ends of a transport that uses it for itself; the link's owner does not see it."""
+NEGOTIATE: Final = 4
+"""Control flow only, before the first data flow: which way the data takes."""
 
 _CONTROL_MAGIC: Final = 0xA1C0
 _DATA_MAGIC: Final = 0xA1DA
@@ -38,13 +42,13 @@ def data_header(kind: int, length: int, posting: int, offset: int, tag: int) -> 
     return _DATA.pack(_DATA_MAGIC, kind, 0, length, posting, offset, tag)
 
 
-def read_control_header(data: bytes | bytearray, at: int, longest: int) -> tuple[int, int]:
-    """Return kind and length of the control frame at ``at``.
+def read_control_header(data: bytes | bytearray, at: int, longest: int, last: int = BYE) -> tuple[int, int]:
+    """Return kind and length of the control frame at ``at``. ``last``: the highest kind that may come.
 
     :raises ProtocolError: it is none, or its payload is longer than ``longest``.
     """
     magic, kind, zero, length = _CONTROL.unpack_from(data, at)
-    if magic != _CONTROL_MAGIC or zero or kind > BYE or (kind != PAYLOAD and length):
+    if magic != _CONTROL_MAGIC or zero or kind > last or (kind in (END, BYE) and length):
         raise ProtocolError("bytes on the control flow that are no control frame")
     if length > longest:
         raise ProtocolError(f"a control frame of {length} bytes, {longest} are allowed")

@@ -1,0 +1,115 @@
+"""How an agent comes among the others: it listens for them, dials them, and meets those of its job."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+
+from allreduced.core.addresses import parse_address
+from allreduced.core.errors import ConfigError, ProtocolError
+from allreduced.daemon.dialler import Dialler
+from allreduced.daemon.diallers import reached
+from allreduced.daemon.discovery import Found, discovery
+from allreduced.daemon.peers import Peers
+from allreduced.daemon.reachability import advertised, check_access, stays_here
+from allreduced.daemon.settings import Settings
+from allreduced.transports.base import Listener
+
+logger = logging.getLogger("allreduced.agent")
+
+REACH_TIMEOUT = 3.0
+"""Seconds to wait for the meeting point before the agent is ready anyway; it is dialled on."""
+
+ANSWER_TIMEOUT = 10.0
+"""The same where something listens there already."""
+
+TAKE_OVER_PAUSE = 0.25
+"""Seconds between tries to listen at a meeting point whose holder is gone."""
+
+
+class Entrance:
+    """Owns the addresses at which other agents reach this one. Use it on one loop.
+
+    ``secret``: the shared one, empty where there is none. ``join``: ``host:port`` where the agents of a job meet.
+    """
+
+    def __init__(self, peers: Peers, settings: Settings, *, secret: bytes, join: str) -> None:
+        self._peers = peers
+        self._settings = settings
+        self._secret = secret
+        self._join = join
+        self._listeners: list[Listener] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> str:
+        """Listen and dial. Return where others find this agent, else where it listens; empty where it does not.
+
+        :raises ConfigError: an address cannot be used, or something that is no agent is at the meeting point.
+        :raises AuthenticationError: others could reach this agent without a secret, or have another one.
+        """
+        found = await discovery(self._settings, self._join).find(self._listen)
+        listen = ""
+        if found.listener is not None:
+            targets = [target.address for target in found.targets]
+            where = parse_address(found.listener.address)
+            listen = await advertised(where, self._settings.peers.advertise, targets)
+        self._peers.start(listen)
+        diallers = [self._peers.dial(target) for target in found.targets]
+        if self._join:
+            await self._meet(found, diallers)
+        return listen or (found.listener.address if found.listener is not None else "")
+
+    async def stop(self) -> None:
+        """Take over no address any more. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def close(self) -> None:
+        """Close all addresses."""
+        for listener in self._listeners:
+            await listener.close()
+
+    async def _listen(self, address: str) -> Listener:
+        parsed = parse_address(address, path="peers.listen", any_port=True)
+        local = await stays_here(parsed)
+        check_access(parsed, local=local, secret=self._secret, insecure=self._settings.security.insecure)
+        listener = await self._peers.listen(str(parsed))
+        self._listeners.append(listener)
+        return listener
+
+    async def _meet(self, found: Found, diallers: list[Dialler]) -> None:
+        try:
+            await reached(diallers, ANSWER_TIMEOUT if found.taken else REACH_TIMEOUT)
+        except ProtocolError as error:
+            where = found.targets[0].address
+            raise ConfigError(
+                f"{where}, where the agents of this job are to meet, is used by something that is no agent",
+                path="join",
+                hint=f"choose another port ({error.message})",
+            ) from error
+        if found.taken:
+            self._task = asyncio.get_running_loop().create_task(self._take_over(found.taken, diallers[0]))
+            self._task.add_done_callback(_taken_over)
+
+    async def _take_over(self, meeting: str, dialler: Dialler) -> None:
+        """Listen at the meeting point once its holder is gone, which may have been the agent of an earlier job."""
+        while True:
+            await dialler.away()
+            try:
+                await self._listen(meeting)
+            except ConfigError as error:
+                if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EADDRINUSE:
+                    raise
+                await asyncio.sleep(TAKE_OVER_PAUSE)
+                continue
+            await dialler.close()
+            logger.info("event=meeting_point_taken_over address=%s", meeting)
+            return
+
+
+def _taken_over(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("event=task_failed error=%r", str(error), exc_info=error)

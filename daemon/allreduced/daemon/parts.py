@@ -1,0 +1,187 @@
+"""The parts of an agent, made from its settings and connected with each other. Nothing runs, listens or dials yet."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from allreduced.core.errors import AgentUnavailable, ConfigError
+from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
+from allreduced.daemon.driver import Driver
+from allreduced.daemon.engine.engine import Engine
+from allreduced.daemon.engine.limits import Limits as EngineLimits
+from allreduced.daemon.kernel_port import NativeKernels
+from allreduced.daemon.local_limits import LocalLimits
+from allreduced.daemon.local_server import LocalServer
+from allreduced.daemon.membership.events import Event as MembershipEvent
+from allreduced.daemon.membership.events import FrameArrived
+from allreduced.daemon.membership.membership import Membership
+from allreduced.daemon.memory_share import default_total
+from allreduced.daemon.peers import Peers
+from allreduced.daemon.process_state import process_state
+from allreduced.daemon.report import AgentFacts, make_report
+from allreduced.daemon.settings import Limits, Settings, secret_bytes
+from allreduced.daemon.status import StatusService, status_wait
+from allreduced.protocol.handshake import SecretAuthenticator
+from allreduced.protocol.peer import Announce
+from allreduced.protocol.status import AgentReport
+from allreduced.transports.base import LinkOptions
+from allreduced.transports.registry import transport
+
+MAX_THREADS = 4
+"""Reduction threads where the settings do not say; memory bandwidth is used up by then."""
+
+MOST_OPERATIONS = 256
+"""Operations of which a status report tells: to look at more would hold up those that run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an agent consists of. ``agent`` starts and ends them. ``threads``: the number of reduction threads."""
+
+    node: str
+    incarnation: int
+    secret: bytes
+    threads: int
+    arenas: ArenaTable
+    kernels: NativeKernels
+    driver: Driver
+    server: LocalServer
+    peers: Peers
+    status: StatusService
+
+
+def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
+    """Make the parts of an agent. ``tile_bytes``: in place of the setting, for tests; 0 for the setting.
+
+    :raises ConfigError: the settings cannot be met on this machine.
+    :raises AuthenticationError: the secret is not safe.
+    :raises AgentUnavailable: the native kernels are missing.
+    """
+    # Grows with each start, so that others know which of two is the later one.
+    incarnation = (time.time_ns() >> 16 << 16) | secrets.randbits(16)
+    secret = secret_bytes(settings)
+    limits, timing, engine_settings = settings.limits, settings.timing, settings.engine
+    total = limits.arena_bytes or default_total()
+    arenas = ArenaTable(_arena_limits(limits, total))
+    threads = engine_settings.threads or min(len(engine_settings.cpus) or len(os.sched_getaffinity(0)), MAX_THREADS)
+    kernels = _kernels(threads, engine_settings.cpus, engine_settings.nice)
+    engine = Engine(
+        node,
+        EngineLimits(
+            inline_bytes=limits.inline,
+            arena_bytes=total,
+            scratch_bytes=max(total // 4, 1),
+            window_tiles=engine_settings.window_tiles,
+            operations=limits.operations,
+            names=limits.names,
+            lease_bytes=limits.lease_bytes,
+            leases=limits.leases,
+            failure_timeout=timing.failure_timeout,
+            confirm_seconds=timing.confirm,
+        ),
+    )
+    membership = Membership(
+        node, incarnation, tile_bytes or engine_settings.tile_bytes, lambda: secrets.randbits(63), timing
+    )
+    driver = Driver(engine, membership, kernels, arenas)
+    server = LocalServer(
+        driver,
+        arenas,
+        node=node,
+        incarnation=incarnation,
+        limits=local_limits(limits),
+        default_deadline=settings.failure.deadline,
+        failure_timeout=timing.failure_timeout,
+    )
+    peers = Peers(
+        node,
+        incarnation,
+        _ForLinks(driver, server),
+        LinkOptions(
+            authenticator=SecretAuthenticator(node, incarnation, secret),
+            flows=settings.peers.flows,
+            max_frame=engine_settings.tile_bytes,
+            connect_timeout=timing.connect,
+            handshake_timeout=timing.connect,
+            max_pending_handshakes=limits.pending_handshakes,
+        ),
+        transport,
+        timing=timing,
+    )
+    started = time.monotonic()
+
+    def report(asker: int) -> AgentReport:
+        """Return what the user ``asker`` is told about this agent."""
+        now = driver.now()
+        return make_report(
+            asker,
+            AgentFacts(node, incarnation, os.getpid(), os.geteuid(), now - started, server.served),
+            engine.snapshot(now, MOST_OPERATIONS),
+            membership.snapshot(),
+            peers.view(),
+            lambda client: process_state(server.process_of(client)).value,
+            now,
+        )
+
+    status = StatusService(report, peers, wait=status_wait(timing.failure_timeout))
+    server.use_status(status)
+    peers.on_status = status.frame_arrived
+    return Parts(node, incarnation, secret, threads, arenas, kernels, driver, server, peers, status)
+
+
+def local_limits(limits: Limits) -> LocalLimits:
+    """Return what the settings say about clients, for the local plane."""
+    return LocalLimits(
+        clients=limits.clients,
+        requests=limits.requests,
+        inline=limits.inline,
+        inline_bytes=limits.inline_bytes,
+        outgoing_bytes=limits.outgoing_bytes,
+        outgoing_messages=limits.outgoing_messages,
+        hello_timeout=limits.hello_timeout,
+    )
+
+
+def _arena_limits(limits: Limits, total: int) -> ArenaLimits:
+    inputs = ArenaLimits.from_total(total).inputs
+    per_client = min(limits.arena_bytes_per_client or inputs, inputs)
+    return ArenaLimits(total, inputs, per_client, limits.arenas_per_client)
+
+
+class _ForLinks:
+    """Passes the links' events on, but looks first whether local claims still stand. Implements ``LinkSink``.
+
+    A rank may be announced by another node before the end of the process that held it here was noticed.
+    """
+
+    def __init__(self, driver: Driver, server: LocalServer) -> None:
+        self.engine_event = driver.engine_event
+        self.now = driver.now
+        self.received = driver.received
+        self.receive_cancelled = driver.receive_cancelled
+        self.sent = driver.sent
+        self.closed = driver.closed
+        self._driver = driver
+        self._server = server
+
+    def membership_event(self, event: MembershipEvent) -> None:
+        """Give the memberships an event."""
+        if isinstance(event, FrameArrived) and isinstance(event.frame, Announce):
+            self._server.drop_stale(event.frame.key)
+        self._driver.membership_event(event)
+
+
+def _kernels(threads: int, cpus: Sequence[int], nice: int) -> NativeKernels:
+    try:
+        return NativeKernels(threads, cpus, nice)
+    except ImportError as error:
+        raise AgentUnavailable(
+            f"the native kernels cannot be loaded: {error}",
+            hint="install allreduced again (pip install -e . builds them)",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the reduction threads cannot be started: {error}", path="engine") from error
