@@ -1,0 +1,43 @@
+"""Starts the processes of a cluster in the guest: out of the nursery, so that a start costs no imports."""
+
+from __future__ import annotations
+
+import os
+from typing import IO
+
+from tests.chaos.cluster import Starter
+from tests.integration.agents import AgentProcess, when_ready
+from tests.rdma.nursery import Copy, Nursery, abstract_socket, clean_environment
+
+
+class FromNursery(Starter):
+    """Forks agents and ranks. There are no prefixes: all nodes of the guest are one machine."""
+
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
+
+    def agent(
+        self,
+        node: str,
+        arguments: tuple[str, ...],
+        environment: dict[str, str],
+        log: IO[bytes],
+        prefix: tuple[str, ...] = (),
+    ) -> AgentProcess:
+        """See Starter."""
+        del prefix
+        reading, writing = os.pipe()
+        with os.fdopen(reading, "rb") as ready:
+            words = ("agent", "--node", node, "--socket", abstract_socket(), "--ready-fd", "3", *arguments)
+            try:
+                process = self._nursery.start(
+                    "allreduced.cli.main:main", words, clean_environment() | environment, log, passed=[writing]
+                )
+            finally:
+                os.close(writing)
+            return when_ready(node, process, ready, log)
+
+    def rank(self, log: IO[bytes], prefix: tuple[str, ...] = ()) -> Copy:
+        """See Starter."""
+        del prefix
+        return self._nursery.start("tests.chaos.rank:main", (), clean_environment(), log, pipes=True)
