@@ -42,6 +42,10 @@ Every setting has a default, and an agent runs without any file. From weakest to
 unknown section or key, a bad value, or a variable that almost names a setting is an error that says where it is and
 what is allowed. A *size* is a number of bytes, or text such as `"512MiB"`, `"1.5GiB"` or `"64 KB"`. Examples are
 [agent.toml](../configs/agent.toml), which names every key, and [single.toml](../configs/single.toml).
+
+A file may say for which form of the configuration it was written, by `version = 1` before its first section; an agent
+refuses a file of a later form than it knows, and says so. [operations.md](operations.md) tells which settings a running
+agent takes over by a reload.
 """
 
 

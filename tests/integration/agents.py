@@ -84,8 +84,11 @@ def start_process(
     environment: dict[str, str],
     log: IO[bytes],
     prefix: tuple[str, ...] = (),
+    pass_fds: tuple[int, ...] = (),
 ) -> AgentProcess:
     """Start an agent and return it when it is ready. ``prefix``: stands before its command, and execs it.
+
+    ``pass_fds``: descriptors that it inherits.
 
     :raises NotStarted: it ended instead.
     """
@@ -100,7 +103,7 @@ def start_process(
                     *("--node", node, "--socket", name, "--ready-fd", str(writing)),
                     *arguments,
                 ],
-                pass_fds=[writing],
+                pass_fds=[writing, *pass_fds],
                 stdin=subprocess.DEVNULL,
                 stderr=log,
                 env=clean | environment,

@@ -17,9 +17,15 @@ def start_agent() -> Iterator[StartAgent]:
     started: list[AgentProcess] = []
     with contextlib.ExitStack() as stack:
 
-        def start(node: str, *arguments: str, **environment: str) -> AgentProcess:
+        def start(
+            node: str,
+            *arguments: str,
+            prefix: tuple[str, ...] = (),
+            pass_fds: tuple[int, ...] = (),
+            **environment: str,
+        ) -> AgentProcess:
             log = stack.enter_context(tempfile.NamedTemporaryFile(prefix=f"pytest-{node}-", suffix=".log"))
-            agent = start_process(node, arguments, environment, log)
+            agent = start_process(node, arguments, environment, log, prefix, pass_fds)
             started.append(agent)
             return agent
 

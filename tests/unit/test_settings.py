@@ -263,3 +263,21 @@ def test_a_peer_that_is_listed_twice_or_is_this_agent(text: str, key: str, said:
 def test_agents_that_differ_in_name_and_address_are_peers() -> None:
     text = peers(("b", "tcp://h:1"), ("c", "tcp://h:2"), listen="tcp://0.0.0.0:1", advertise="tcp://here:1")
     assert [peer.node for peer in parse(text, "agent.toml", {}, {}).peers.static] == ["b", "c"]
+
+
+def test_a_file_may_say_its_version() -> None:
+    assert parse("version = 1\n[engine]\nthreads = 1\n", "agent.toml", {}, {}).engine.threads == 1
+
+
+def test_a_file_of_a_newer_version_is_refused_before_its_keys_are_judged() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse("version = 2\n[unheard_of]\nx = 1\n", "agent.toml", {}, {})
+    assert caught.value.path == "agent.toml: $.version"
+    assert "is of version 2, this agent knows versions up to 1" in caught.value.message
+    assert caught.value.hint == "upgrade allreduced on this node, or give it a configuration of its own version"
+
+
+@pytest.mark.parametrize("version", ["0", "-1", "true", '"1"', "1.0", "[1]"])
+def test_a_version_is_a_number(version: str) -> None:
+    with pytest.raises(ConfigError, match=r"agent.toml: \$.version is .*, which is no version"):
+        parse(f"version = {version}\n", "agent.toml", {}, {})

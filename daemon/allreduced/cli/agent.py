@@ -18,7 +18,7 @@ examples:
   allreduced agent --listen tcp://0.0.0.0:4123 --peer b=tcp://10.0.0.2:4123
 
 Options beat environment variables (ALLREDUCED_<SECTION>_<KEY>), and these beat the file. SIGTERM and SIGINT let running
-operations end, then stop the agent with status 0.
+operations end, then stop the agent with status 0. SIGHUP reads the file again (see docs/operations.md).
 """
 
 
@@ -82,7 +82,8 @@ def execute(arguments: argparse.Namespace) -> int:
 def _execute(arguments: argparse.Namespace) -> int:
     from allreduced.daemon.settings_reader import load
 
-    settings = load(arguments.config, os.environ, _overrides(arguments))
+    overrides = _overrides(arguments)
+    settings = load(arguments.config, os.environ, overrides)
     if arguments.check:
         say(settings.describe())
         say("# What follows from failure.failure_timeout:")
@@ -97,6 +98,7 @@ def _execute(arguments: argparse.Namespace) -> int:
             private=arguments.private,
             join=arguments.join,
             ready_fd=arguments.ready_fd,
+            reload=(lambda: load(arguments.config, os.environ, overrides)) if arguments.config else None,
             on_ready=_tell if arguments.ready_fd is None else None,  # who started it by hand wants to know
         ),
     )

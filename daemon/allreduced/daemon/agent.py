@@ -7,22 +7,30 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 
 from allreduced.core.errors import AllReducedError, ConfigError
 from allreduced.daemon import logs
 from allreduced.daemon.descriptors import raise_descriptor_limit
 from allreduced.daemon.entrance import Entrance
+from allreduced.daemon.handed_socket import handed_socket
 from allreduced.daemon.lifetime import Lifetime
-from allreduced.daemon.parts import Parts, assemble
+from allreduced.daemon.parts import Parts, assemble, use_settings
+from allreduced.daemon.pulse import Pulse
 from allreduced.daemon.readiness import Readiness
+from allreduced.daemon.reloading import Reloading
+from allreduced.daemon.service_manager import ServiceManager
 from allreduced.daemon.settings import Settings, default_socket
+from allreduced.daemon.socket_path import BoundSocket, bind_socket
 
 logger = logging.getLogger("allreduced.agent")
 
 AUTO_LOOP = "asyncio"
 """What ``loop = "auto"`` means. No difference to uvloop was measured; this one is always there."""
+
+CLOSE_TIMEOUT = 10.0
+"""Seconds that the end takes at most where no peer and no operation is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,63 +39,75 @@ class AgentOptions:
 
     ``private``: serve one job and stop when its last client is gone. ``join``: ``host:port`` where agents meet.
     ``ready_fd``: inherited descriptor for the ready line. ``on_ready``: called with the clients' socket and the address
-    for other agents ("" if there is none). ``tile_bytes``: tests only, tiles smaller than the settings allow; 0 for the
-    setting.
+    for other agents ("" if there is none). ``reload``: reads the settings again, at SIGHUP; None without a file.
+    ``tile_bytes``: tests only, tiles smaller than the settings allow; 0 for the setting.
     """
 
     private: bool = False
     join: str | None = None
     ready_fd: int | None = None
     on_ready: Callable[[str, str], None] | None = None
+    reload: Callable[[], Settings] | None = None
     tile_bytes: int = 0
 
 
-def run_agent(settings: Settings, options: AgentOptions, environ: Mapping[str, str] | None = None) -> int:
+def run_agent(settings: Settings, options: AgentOptions, environ: MutableMapping[str, str] | None = None) -> int:
     """Run the agent until it is told to stop; return its exit status, 0 after an orderly end.
 
-    SIGTERM and SIGINT end it in order, a second one at once. Why it did not start is told on ``ready_fd`` too.
+    SIGTERM and SIGINT end it in order, a second one at once. SIGHUP reloads the settings where ``options.reload`` is
+    given. Why it did not start is told on ``ready_fd`` and to the service manager too.
 
     :raises AllReducedError: it could not be started.
     """
     environ = os.environ if environ is None else environ
     node = settings.agent.node or _default_name(private=options.private)
     logs.configure(settings.agent.log_level, node)
-    readiness = Readiness(options.ready_fd, environ)
+    readiness = Readiness(options.ready_fd)
+    manager = ServiceManager(environ)
     try:
         raise_descriptor_limit()
-        if any(peer.node == node for peer in settings.peers.static):  # by its host name, which settings do not tell
-            raise ConfigError(
-                f"{node!r} is listed among the peers, and is this agent itself",
-                path="peers.static",
-                hint="list the other agents only, or give this one another agent.node",
-            )
+        _check_peers(node, settings)
         loop_factory = _loop_factory(settings.agent.loop)
+        bound = handed_socket(environ)
         parts = assemble(node, settings, tile_bytes=options.tile_bytes)
-        agent = Agent(parts, settings, options, environ, readiness)
+        agent = Agent(parts, settings, options, bound or settings.agent.socket or default_socket(environ), manager)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(agent.run())
+            return runner.run(agent.run(readiness))
     except AllReducedError as error:
         readiness.failed(error)
+        manager.failed(f"not started: {error}")
         raise
 
 
 class Agent:
-    """One run of an agent. Owns everything that is open and closes it in the right order."""
+    """One run of an agent. Owns everything that is open and closes it in the right order.
+
+    ``socket``: where clients come, or what is bound there already.
+    """
 
     def __init__(
-        self, parts: Parts, settings: Settings, options: AgentOptions, environ: Mapping[str, str], readiness: Readiness
+        self,
+        parts: Parts,
+        settings: Settings,
+        options: AgentOptions,
+        socket: str | BoundSocket,
+        manager: ServiceManager,
     ) -> None:
         self._parts = parts
         self._settings = settings
         self._options = options
-        self._readiness = readiness
-        self._socket = settings.agent.socket or default_socket(environ)
+        self._manager = manager
+        self._socket = socket
         self._entrance = Entrance(parts.peers, settings, secret=parts.secret, join=options.join or "")
         self._stop = asyncio.Event()
         self._lifetime: Lifetime | None = None
+        self._pulse: Pulse | None = None
+        self._reloading: Reloading | None = None
+        self._started = False
+        self._hung_up = False
         self._signals = 0
 
-    async def run(self) -> int:
+    async def run(self, readiness: Readiness) -> int:
         """Start, serve until told to stop, end in order.
 
         :raises AllReducedError: it could not be started; nothing is left open.
@@ -95,12 +115,12 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
+        self._watch_for_hang_up()
         self._parts.driver.attach(self._parts.server, self._parts.peers)
         self._parts.driver.start()
         try:
-            await self._start()
+            await self._start(readiness)
             await self._stop.wait()
-            self._readiness.stopping()
             await self._drain()
         finally:
             await self._close()
@@ -110,23 +130,74 @@ class Agent:
 
     # Starting
 
-    async def _start(self) -> None:
+    async def _start(self, readiness: Readiness) -> None:
         parts = self._parts
-        address = await self._entrance.open()
+        # First, so that a second agent at this socket disturbs nobody; clients wait there until they are accepted.
+        bound = bind_socket(self._socket) if isinstance(self._socket, str) else self._socket
+        try:
+            address = await self._entrance.open()
+        except BaseException:
+            bound.close()
+            raise
         if self._options.private:
             self._lifetime = Lifetime(self._alone)
             parts.server.report_to(self._lifetime)
-        parts.server.listen(self._socket)
-        self._readiness.ready(self._socket, address)
+        parts.server.serve(bound)
+        self._pulse = Pulse(self._manager, self._status)
+        readiness.ready(bound.name, address)
+        self._manager.ready(self._status())
         if self._options.on_ready is not None:
-            self._options.on_ready(self._socket, address)
+            self._options.on_ready(bound.name, address)
         logger.info(
             "event=ready socket=%s listen=%s threads=%d incarnation=%d",
-            self._socket,
+            bound.name,
             address or "-",
             parts.threads,
             parts.incarnation,
         )
+        self._started = True
+        if self._hung_up:
+            self._hang_up()
+
+    # Running
+
+    def _status(self) -> str:
+        """Return for people what the agent does."""
+        parts = self._parts
+        peers = len(parts.peers.view())
+        missing = [node or "one without a name" for node, _ in parts.peers.not_reached()]
+        said = [
+            "stopping" if self._stop.is_set() else "serving",
+            f"clients: {parts.server.served}",
+            f"operations in flight: {parts.driver.in_flight}",
+            f"agents connected: {peers}" + (f", not reached: {', '.join(missing)}" if missing else ""),
+        ]
+        if self._reloading is not None and self._reloading.note:
+            said.insert(0, self._reloading.note)
+        return "; ".join(said)
+
+    def _watch_for_hang_up(self) -> None:
+        """Reload at SIGHUP, where there is a file; a terminal that is closed says SIGHUP too, and ends the agent."""
+        if self._options.reload is None or self._options.private:
+            return
+        if not os.isatty(0):
+            self._reloading = Reloading(
+                self._settings, self._options.reload, self._use_settings, self._manager, self._status
+            )
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
+
+    def _hang_up(self) -> None:
+        if self._reloading is None:
+            self._signalled()
+        elif self._started:
+            self._reloading.ask()
+        else:
+            self._hung_up = True
+
+    def _use_settings(self, settings: Settings) -> None:
+        self._settings = settings
+        use_settings(self._parts, settings)
+        self._entrance.use_settings(settings)
 
     # Ending
 
@@ -145,13 +216,20 @@ class Agent:
         self._stop.set()
 
     async def _drain(self) -> None:
+        settings = self._settings
+        self._manager.stopping(
+            self._status(), settings.drain_timeout + settings.failure.failure_timeout + CLOSE_TIMEOUT
+        )
         self._parts.server.stop_listening()
-        await self._parts.driver.drain(self._settings.drain_timeout)
+        await self._parts.driver.drain(settings.drain_timeout)
 
     async def _close(self) -> None:
         parts = self._parts
         if self._lifetime is not None:
             self._lifetime.close()
+        if self._reloading is not None:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+            await self._reloading.close()
         parts.status.close()
         await self._entrance.stop()
         # While there are links, the address must not refuse connections, which would prove that this agent is dead.
@@ -162,6 +240,21 @@ class Agent:
         parts.kernels.close()
         parts.server.release_memory()
         await parts.arenas.close()
+        if self._pulse is not None:
+            self._pulse.close()
+
+
+def _check_peers(node: str, settings: Settings) -> None:
+    """Check what settings do not tell where the host's name is this agent's.
+
+    :raises ConfigError: it is listed as its own peer.
+    """
+    if any(peer.node == node for peer in settings.peers.static):
+        raise ConfigError(
+            f"{node!r} is listed among the peers, and is this agent itself",
+            path="peers.static",
+            hint="list the other agents only, or give this one another agent.node",
+        )
 
 
 def _default_name(*, private: bool) -> str:

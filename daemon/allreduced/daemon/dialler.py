@@ -36,11 +36,13 @@ class Dialler:
         self._node = target.node
         self._said = ""
         self._led_there = False
+        self._listed = True
         self._doubtful = not target.heard
         self._woken: asyncio.Event | None = None
         self._away = asyncio.Event()
         self._away.set()
         loop = asyncio.get_running_loop()
+        self._tried = asyncio.Event()
         self._first: asyncio.Future[AllReducedError | None] = loop.create_future()
         self._task = loop.create_task(self._run(), name=f"dial {target.address}")
         self._task.add_done_callback(self._ended)
@@ -73,6 +75,10 @@ class Dialler:
         if error is not None:
             raise error
 
+    async def first_try(self) -> None:
+        """Return when the target was dialled once, with whatever result."""
+        await self._tried.wait()
+
     def wake(self) -> None:
         """Try now, if it pauses: something is new about the agent at the target.
 
@@ -81,6 +87,21 @@ class Dialler:
         if self._woken is not None:
             self._doubtful = not self._led_there and not self.target.heard
             self._woken.set()
+
+    @property
+    def listed(self) -> bool:
+        """False when it dials no more once its link is over."""
+        return self._listed
+
+    def relist(self) -> None:
+        """Go on dialling, after :meth:`unlist`."""
+        self._listed = True
+
+    def unlist(self) -> None:
+        """Dial no more once there is no link to the agent at the target: now, or when it ends."""
+        self._listed = False
+        if not self.connected:
+            self._task.cancel()
 
     def stop(self) -> None:
         """Dial no more. A link that was made stays."""
@@ -92,6 +113,7 @@ class Dialler:
         await asyncio.wait([self._task])
 
     def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tried.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("event=dialler_failed address=%s", self.target.address, exc_info=error)
 
@@ -105,6 +127,7 @@ class Dialler:
             if link is None:
                 link = await self._try()
                 self._doubtful = False
+            self._tried.set()
             if link is not None and link.state is LinkState.CHOSEN:
                 self._result(None)
                 self._said = ""
@@ -112,7 +135,7 @@ class Dialler:
                 since = loop.time()
                 await link.over.wait()
                 self._away.set()
-                if link.goodbye and self.target.heard:
+                if not self._listed or (link.goodbye and self.target.heard):
                     return
                 if loop.time() - since > longest:
                     pause = first

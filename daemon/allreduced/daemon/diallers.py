@@ -33,6 +33,7 @@ class Diallers:
         self._up = up
         self._by_target: dict[Target, Dialler] = {}
         self._homes: dict[str, str] = {}
+        self._listing: frozenset[Target] = frozenset()
         self._closed = False
 
     @property
@@ -47,14 +48,29 @@ class Diallers:
         if known is None or known.done:
             known = Dialler(target, self._connect, self._up, timing=self._timing)
             self._by_target[target] = known
+        known.relist()
         return known
+
+    def keep_to(self, targets: frozenset[Target]) -> None:
+        """Dial those that are new in a listing; those that are in it no more are dialled as long as they have a link.
+
+        One that turned out to be this agent itself is not dialled again before it was out of the listing.
+        """
+        if self._closed:
+            return
+        before, self._listing = self._listing, targets
+        for target in sorted(targets - before, key=lambda target: target.address):
+            self.dial(target)
+        for target in before - targets:
+            if target in self._by_target:
+                self._by_target[target].unlist()
 
     def heard_of(self, node: str, address: str) -> None:
         """Dial an agent that another one knows, unless that happens already."""
         if self._closed:
             return
         active = self.active
-        if len(active) >= MAX_PEERS or any(dialler.target.node == node for dialler in active):
+        if len(active) >= MAX_PEERS or any(dialler.target.node == node and dialler.listed for dialler in active):
             return
         try:
             if not address.startswith("inproc://"):
@@ -64,6 +80,12 @@ class Diallers:
             return
         # The other one hears of this agent too; one of the two dials first.
         self.dial(Target(address, node, heard=True, patience=self._timing.longest_pause if self._node > node else 0.0))
+
+    def drop(self, target: Target) -> None:
+        """Dial a target no more. A link that was made stays until it ends."""
+        known = self._by_target.pop(target, None)
+        if known is not None:
+            known.stop()
 
     def wake(self, node: str) -> None:
         """Let those that dial this agent try at once."""
@@ -76,7 +98,7 @@ class Diallers:
         if self._closed:
             return
         self.wake(node)
-        if address and not any(dialler.node == node for dialler in self.active):
+        if address and not any(dialler.node == node and dialler.listed for dialler in self.active):
             self.dial(Target(address, node, heard=True))
 
     def forget(self, node: str) -> None:
@@ -109,6 +131,16 @@ class Diallers:
         self._closed = True
         for dialler in self.active:
             await dialler.close()
+
+
+async def tried(diallers: Iterable[Dialler], timeout: float) -> None:
+    """Wait until each target was dialled once, with whatever result; return after ``timeout`` seconds in any case."""
+    try:
+        async with asyncio.timeout(timeout):
+            for dialler in diallers:
+                await dialler.first_try()
+    except TimeoutError:
+        logger.info("event=not_tried_yet after=%.1fs", timeout)
 
 
 async def reached(diallers: Iterable[Dialler], timeout: float) -> None:

@@ -1,47 +1,21 @@
-"""How an agent finds the first other agents. Whom these know it hears from them.
+"""How an agent finds the first other agents: a list, a meeting point, or a name. Whom these know it hears from them.
 
-Further ways (a DNS name with many addresses, a coordination service) implement :class:`Discovery`.
+``finding`` has the contract; a further way, such as a coordination service, is one more class and one more line in
+:func:`discovery`.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from dataclasses import replace
 
 from allreduced.core.addresses import Address, is_wildcard, parse_address
 from allreduced.core.errors import AuthenticationError, ConfigError
+from allreduced.daemon.dns_discovery import Dns
+from allreduced.daemon.finding import Changed, Discovery, Found, Listen
 from allreduced.daemon.peer_link import Target
 from allreduced.daemon.reachability import everywhere, known_as_loopback, source_address
 from allreduced.daemon.settings import DEFAULT_PORT, Settings
-from allreduced.transports.base import Listener
-
-Listen: TypeAlias = "Callable[[str], Awaitable[Listener]]"
-"""Opens a listening address, or raises ConfigError."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Where this agent listens (None: nowhere) and whom it dials.
-
-    ``taken``: the address of this machine where the agents meet and something listens already, so what answers must
-    be an agent; to be listened at when that is gone. Empty where that is not so.
-    """
-
-    listener: Listener | None
-    targets: tuple[Target, ...]
-    taken: str = ""
-
-
-class Discovery(Protocol):
-    """One way to find agents."""
-
-    async def find(self, listen: Listen) -> Found:
-        """Open this agent's listening address by ``listen``, if it needs one, and return whom to dial.
-
-        :raises ConfigError: an address cannot be used.
-        """
 
 
 class Static:
@@ -56,6 +30,9 @@ class Static:
         if not self._listen and not self._targets:
             return Found(None, ())
         return Found(await listen(self._listen or str(Address("tcp", everywhere(), DEFAULT_PORT))), self._targets)
+
+    async def follow(self, advertised: str, changed: Changed) -> None:
+        """Return: a list does not change. See Discovery."""
 
 
 class Rendezvous:
@@ -100,6 +77,9 @@ class Rendezvous:
                 raise
         return Found(await listen(str(replace(meeting, host=own, port=0))), (target,))
 
+    async def follow(self, advertised: str, changed: Changed) -> None:
+        """Return: those who have met tell each other. See Discovery."""
+
     def _closed(self, error: AuthenticationError) -> AuthenticationError:
         return AuthenticationError(
             f"the agents of this job are to meet at {self._meeting.host_port}, which this machine knows as its own "
@@ -116,4 +96,13 @@ def discovery(settings: Settings, join: str) -> Discovery:
     """
     if join:
         return Rendezvous(join, settings.peers.listen)
-    return Static(settings.peers.listen, tuple(Target(peer.address, peer.node) for peer in settings.peers.static))
+    peers = settings.peers
+    static = listed(settings)
+    if peers.dns:
+        return Dns(peers.dns, listen=peers.listen, static=static, interval=peers.dns_interval)
+    return Static(peers.listen, static)
+
+
+def listed(settings: Settings) -> tuple[Target, ...]:
+    """Return the agents of the static list, to dial."""
+    return tuple(Target(peer.address, peer.node) for peer in settings.peers.static)

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from allreduced.core.errors import AllReducedError, AuthenticationError, LimitExceeded, to_wire
 from allreduced.core.identity import GroupKey
@@ -134,17 +135,30 @@ class LocalServer:
             session.connection.read_to_end()
         return not session.gone
 
+    def use_limits(self, limits: LocalLimits) -> None:
+        """Hold new connections to these limits; those that are open stay under the ones that they were made under.
+
+        ``inline`` and ``inline_bytes`` stay as they are.
+        """
+        limits = replace(limits, inline=self.limits.inline, inline_bytes=self.limits.inline_bytes)
+        self.limits = limits
+        self._context = replace(self._context, limits=limits)
+
     # Listening
 
     def listen(self, name: str, *, mode: int = 0o600) -> None:
-        """Bind the ``socket`` setting (a path, or ``@name``) and accept clients, on the running loop.
+        """Bind the ``socket`` setting (a path, or ``@name``) and :meth:`serve` there.
 
         ``mode``: permissions of the socket file; 0o666 where other users may attach, whom ``uid_allowed`` then judges.
 
         :raises ConfigError: the socket cannot be had; the message says why.
         """
+        self.serve(bind_socket(name, mode=mode))
+
+    def serve(self, bound: BoundSocket) -> None:
+        """Accept clients there, on the running loop. The socket is this server's from now on."""
         self._loop = asyncio.get_running_loop()
-        self._bound = bind_socket(name, mode=mode)
+        self._bound = bound
         self._loop.add_reader(self._bound.sock.fileno(), self._accept)
 
     def stop_listening(self) -> None:

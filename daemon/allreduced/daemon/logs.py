@@ -18,4 +18,9 @@ def configure(level: str, node: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Log ``allreduced.*`` from ``level`` on from now on."""
     logging.getLogger("allreduced").setLevel(level.upper())

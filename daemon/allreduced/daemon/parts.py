@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allreduced.core.errors import AgentUnavailable, ConfigError
+from allreduced.daemon import logs
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.driver import Driver
 from allreduced.daemon.engine.engine import Engine
@@ -48,6 +49,7 @@ class Parts:
     threads: int
     arenas: ArenaTable
     kernels: NativeKernels
+    engine: Engine
     driver: Driver
     server: LocalServer
     peers: Peers
@@ -69,21 +71,7 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
     arenas = ArenaTable(_arena_limits(limits, total))
     threads = engine_settings.threads or min(len(engine_settings.cpus) or len(os.sched_getaffinity(0)), MAX_THREADS)
     kernels = _kernels(threads, engine_settings.cpus, engine_settings.nice)
-    engine = Engine(
-        node,
-        EngineLimits(
-            inline_bytes=limits.inline,
-            arena_bytes=total,
-            scratch_bytes=max(total // 4, 1),
-            window_tiles=engine_settings.window_tiles,
-            operations=limits.operations,
-            names=limits.names,
-            lease_bytes=limits.lease_bytes,
-            leases=limits.leases,
-            failure_timeout=timing.failure_timeout,
-            confirm_seconds=timing.confirm,
-        ),
-    )
+    engine = Engine(node, _engine_limits(settings, total))
     membership = Membership(
         node, incarnation, tile_bytes or engine_settings.tile_bytes, lambda: secrets.randbits(63), timing
     )
@@ -93,7 +81,7 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
         arenas,
         node=node,
         incarnation=incarnation,
-        limits=local_limits(limits),
+        limits=_local_limits(limits),
         default_deadline=settings.failure.deadline,
         failure_timeout=timing.failure_timeout,
     )
@@ -130,11 +118,36 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
     status = StatusService(report, peers, wait=status_wait(timing.failure_timeout))
     server.use_status(status)
     peers.on_status = status.frame_arrived
-    return Parts(node, incarnation, secret, threads, arenas, kernels, driver, server, peers, status)
+    return Parts(node, incarnation, secret, threads, arenas, kernels, engine, driver, server, peers, status)
 
 
-def local_limits(limits: Limits) -> LocalLimits:
-    """Return what the settings say about clients, for the local plane."""
+def use_settings(parts: Parts, settings: Settings) -> None:
+    """Put into force what can change at run time (``reload_plan``); the rest of ``settings`` must be as it was."""
+    limits = settings.limits
+    total = parts.arenas.limits.total
+    logs.set_level(settings.agent.log_level)
+    parts.server.use_limits(_local_limits(limits))
+    parts.arenas.limits = _arena_limits(limits, total)
+    parts.engine.use_limits(_engine_limits(settings, total))
+
+
+def _engine_limits(settings: Settings, total: int) -> EngineLimits:
+    limits, timing = settings.limits, settings.timing
+    return EngineLimits(
+        inline_bytes=limits.inline,
+        arena_bytes=total,
+        scratch_bytes=max(total // 4, 1),
+        window_tiles=settings.engine.window_tiles,
+        operations=limits.operations,
+        names=limits.names,
+        lease_bytes=limits.lease_bytes,
+        leases=limits.leases,
+        failure_timeout=timing.failure_timeout,
+        confirm_seconds=timing.confirm,
+    )
+
+
+def _local_limits(limits: Limits) -> LocalLimits:
     return LocalLimits(
         clients=limits.clients,
         requests=limits.requests,

@@ -20,6 +20,7 @@ from allreduced.core.log_limit import LogLimit
 from allreduced.daemon.carrier import carrier
 from allreduced.daemon.dialler import Dialler
 from allreduced.daemon.diallers import Diallers
+from allreduced.daemon.finding import Listing
 from allreduced.daemon.link_watch import LinkWatch
 from allreduced.daemon.membership.events import LinkLost, PeerDown, PeerUp
 from allreduced.daemon.membership.liveness import Liveness, Look, Verdict
@@ -82,6 +83,7 @@ class Peers(LinkOwner):
         self._diallers = Diallers(node, timing, self._connect, self._up.get)
         self._tasks: set[asyncio.Task[None]] = set()
         self._advertised = ""
+        self._problem = ""
         self._closing = False
 
     # PeerPort
@@ -133,6 +135,8 @@ class Peers(LinkOwner):
                 found.setdefault(dialler.node, why)
             else:
                 unnamed.append(("", why))
+        if self._problem:
+            unnamed.append(("", self._problem))
         return (*sorted(found.items()), *unnamed)
 
     async def listen(self, address: str) -> Listener:
@@ -150,6 +154,19 @@ class Peers(LinkOwner):
     def dial(self, target: Target) -> Dialler:
         """Keep a link to ``target`` from now on; return who does so. A target that is known already stays as it is."""
         return self._diallers.dial(target)
+
+    def drop(self, target: Target) -> None:
+        """Dial ``target`` no more. A link that was made stays until it ends."""
+        self._diallers.drop(target)
+
+    def keep_to(self, listing: Listing) -> None:
+        """Dial whom a listing names; whom it names no more, only for as long as there is a link to it."""
+        self._problem = listing.problem
+        self._diallers.keep_to(listing.targets)
+        if listing.own and not self._advertised and not self._closing:
+            self._advertised = listing.own
+            for link in self._up.values():
+                link.send(PeerTable(((self._node, listing.own),)))
 
     async def close(self, timeout: float) -> None:
         """Say goodbye to every peer and close the links in order; cut those that are not closed after ``timeout``."""

@@ -21,6 +21,9 @@ from allreduced.transports.rdma.patience import Patience, patience
 SYSTEM_SOCKET = "/run/allreduced/agent.sock"
 DEFAULT_PORT = 4123
 
+CONFIG_VERSION = 1
+"""What ``version`` at the top of a file may be at most. It grows when a key changes its meaning or goes away."""
+
 _SIZE = {"unit": "bytes"}
 
 Size: TypeAlias = Annotated[int, Meta(extra=_SIZE)]
@@ -59,6 +62,11 @@ class Peers(Section, frozen=True):
         str, Meta(description="scheme://host:port that others dial; empty: as listened at, or on the way to a peer")
     ] = ""
     static: Annotated[tuple[StaticPeer, ...], Meta(description="agents to dial, as node=address in a variable")] = ()
+    dns: Annotated[
+        str,
+        Meta(description="name:port whose addresses are agents, or the name of a service (SRV); looked up for ever"),
+    ] = ""
+    dns_interval: Annotated[float, Meta(ge=0.1, le=3600, description="seconds between lookups")] = 10.0
     flows: Annotated[int, Meta(ge=1, le=64, description="data connections per link")] = 2
     transport: Annotated[
         Literal["auto", "tcp", "rdma"],
@@ -214,12 +222,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def describe(self) -> str:
         """Return the settings as TOML; a secret is masked."""
-        lines: list[str] = []
+        lines: list[str] = [f"version = {CONFIG_VERSION}"]
         for name in self.__struct_fields__:
             section = getattr(self, name)
             hints = get_type_hints(type(section), include_extras=True)
             tables: list[StaticPeer] = []
-            lines += ["", f"[{name}]"] if lines else [f"[{name}]"]
+            lines += ["", f"[{name}]"]
             for key in section.__struct_fields__:
                 value = getattr(section, key)
                 if key == "secret" and value:

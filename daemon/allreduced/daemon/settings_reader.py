@@ -15,7 +15,8 @@ import msgspec
 
 from allreduced.core.addresses import parse_address, parse_socket
 from allreduced.core.errors import ConfigError
-from allreduced.daemon.settings import SECTIONS, Settings, is_size, metas_of
+from allreduced.daemon.dns_discovery import parse_name
+from allreduced.daemon.settings import CONFIG_VERSION, SECTIONS, Settings, is_size, metas_of
 from allreduced.daemon.sizes import parse_size, size_text
 from allreduced.transports.registry import schemes
 
@@ -72,6 +73,7 @@ def _from_file(text: str | None, path: str, given: dict[tuple[str, str], _Given]
         document = msgspec.toml.decode(text)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} is no TOML: {error}", path=path) from error
+    _check_version(document.pop("version", CONFIG_VERSION), path)
     for section, keys in document.items():
         where = f"{path or 'configuration'}: $.{section}"
         if section not in SECTIONS:
@@ -81,6 +83,23 @@ def _from_file(text: str | None, path: str, given: dict[tuple[str, str], _Given]
         for key, value in keys.items():
             place = f"{where}.{key}"
             given[section, key] = _convert(section, key, value, place, strict=True), place
+
+
+def _check_version(version: object, path: str) -> None:
+    """Check the number of the file's form, before anything else of it is judged by this version's rules."""
+    where = f"{path or 'configuration'}: $.version"
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ConfigError(
+            f"{where} is {version!r}, which is no version",
+            path=where,
+            hint=f"a number, {CONFIG_VERSION} for this agent",
+        )
+    if version > CONFIG_VERSION:
+        raise ConfigError(
+            f"{where}: the configuration is of version {version}, this agent knows versions up to {CONFIG_VERSION}",
+            path=where,
+            hint="upgrade allreduced on this node, or give it a configuration of its own version",
+        )
 
 
 def _from_environ(environ: Mapping[str, str], given: dict[tuple[str, str], _Given]) -> None:
@@ -233,6 +252,14 @@ def _check(settings: Settings, places: Mapping[str, str]) -> None:
         check_address("peers.listen", peers.listen, any_port=True)
     if peers.advertise:
         check_address("peers.advertise", peers.advertise)
+    if peers.dns:
+        try:
+            name = parse_name(peers.dns)
+        except ConfigError as error:
+            hint = "write name:port, such as agents:4123, or the name of a service, such as _allreduced._tcp.agents"
+            raise wrong("peers.dns", error.message, hint) from error
+        if name.scheme not in schemes():
+            raise wrong("peers.dns", f"there is no transport {name.scheme!r} ({peers.dns})", "write name:port")
     here = {str(parse_address(text, any_port=True)) for text in (peers.listen, peers.advertise) if "://" in text}
     names: set[str] = set()
     addresses: dict[str, str] = {}

@@ -129,6 +129,10 @@ class Engine:
             self._drop_forgotten()
         return out
 
+    def use_limits(self, limits: Limits) -> None:
+        """Judge by these limits from now on. ``arena_bytes``, ``scratch_bytes`` and the times must be as they were."""
+        self._context.limits = limits
+
     def _stalled(self, now: float) -> None:
         """Take note that this agent was held up: what comes now may have been sent long ago."""
         context = self._context

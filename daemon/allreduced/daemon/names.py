@@ -1,0 +1,106 @@
+"""Names looked up in DNS and the hosts file: the addresses of a name, or the places of a service.
+
+The system's resolver blocks, and nothing stops it. So each lookup has a thread of its own, which keeps neither the loop
+nor the end of the process waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias, TypeVar, cast
+
+from allreduced.core.errors import ConfigError
+
+T = TypeVar("T")
+Places: TypeAlias = "tuple[tuple[str, int], ...]"
+"""Numeric addresses and ports, each once."""
+Lookup: TypeAlias = "Callable[[str, int], Awaitable[Places]]"
+"""Finds the places behind a name; the port is that of all its addresses, or 0 for a service, which tells its own."""
+
+SERVICE_SECONDS = 10.0
+"""How long a question for a service may take; the system's resolver has its own limits."""
+
+
+class NameUnknown(Exception):
+    """A name is not known now, or nobody who knows could be asked; the text says which."""
+
+
+async def addresses_of(name: str, port: int) -> Places:
+    """Return the A and AAAA records of ``name``, or what the hosts file says, with ``port``.
+
+    :raises NameUnknown: there are none.
+    """
+
+    def ask() -> Places:
+        try:
+            found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise NameUnknown(error.strerror or str(error)) from error
+        return tuple(dict.fromkeys((str(address[0]), port) for *_, address in found))
+
+    return await _in_thread(ask)
+
+
+async def places_of(service: str, port: int) -> Places:
+    """Return the addresses and ports that the SRV records of ``service`` lead to. ``port`` is not used.
+
+    :raises NameUnknown: there are no such records, or none of their names is known.
+    :raises ConfigError: the package dnspython is missing.
+    """
+    try:
+        import dns.asyncresolver
+        import dns.exception
+        import dns.rdtypes.IN.SRV
+    except ImportError:
+        raise ConfigError(
+            f"to look up the service {service}, the package dnspython is needed, and it is not installed",
+            path="peers.dns",
+            hint="pip install 'allreduced[dns]'; or give name:port, which needs addresses (A, AAAA) only",
+        ) from None
+    try:
+        answer = await dns.asyncresolver.resolve(service, "SRV", search=True, lifetime=SERVICE_SECONDS)
+    except dns.exception.DNSException as error:
+        raise NameUnknown(str(error)) from error
+    except OSError as error:
+        raise NameUnknown(error.strerror or str(error)) from error
+    records = [record for record in answer if isinstance(record, dns.rdtypes.IN.SRV.SRV)]
+    found: dict[tuple[str, int], None] = {}
+    unknown: list[str] = []
+    for record in records:
+        name = record.target.to_text(omit_final_dot=True)
+        try:
+            found |= dict.fromkeys(await addresses_of(name, record.port))
+        except NameUnknown as error:
+            unknown.append(f"{name}: {error}")
+    if not found:
+        raise NameUnknown("; ".join(unknown[:3]) or "it has no places")
+    return tuple(found)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: Exception | None) -> None:
+        if done.done():  # nobody waits for it any more
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast(T, result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="lookup", daemon=True).start()
+    return await done

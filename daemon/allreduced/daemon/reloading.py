@@ -1,0 +1,119 @@
+"""Rereads the settings of a running agent. What is wrong with the new ones changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TypeAlias
+
+from allreduced.core.errors import AllReducedError
+from allreduced.daemon.reload_plan import ReloadPlan, plan_reload
+from allreduced.daemon.service_manager import ServiceManager
+from allreduced.daemon.settings import Settings
+
+logger = logging.getLogger("allreduced.agent")
+
+Apply: TypeAlias = "Callable[[Settings], None]"
+"""Puts settings into force; must not fail."""
+Prepare: TypeAlias = "Callable[[Settings], Callable[[], None]]"
+"""Reads what settings name (a certificate, say), in a thread, and returns what puts it into force; may raise an error
+of the tree."""
+
+
+class Reloading:
+    """Does one reload at a time; several that are asked for meanwhile are one.
+
+    ``load``: reads the settings; it is called in a thread, and may raise an error of the tree. ``apply``: called with
+    all settings that hold from then on. ``prepare``: files that are read again even where no setting changed.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        load: Callable[[], Settings],
+        apply: Apply,
+        manager: ServiceManager,
+        status: Callable[[], str],
+        *,
+        prepare: tuple[Prepare, ...] = (),
+    ) -> None:
+        self._settings = settings
+        self._load = load
+        self._apply = apply
+        self._manager = manager
+        self._status = status
+        self._prepare = prepare
+        self._task: asyncio.Task[None] | None = None
+        self._again = False
+        self._note = ""
+
+    @property
+    def settings(self) -> Settings:
+        """What is in force."""
+        return self._settings
+
+    @property
+    def note(self) -> str:
+        """What an administrator must know of the last reload; empty where all is well."""
+        return self._note
+
+    def ask(self) -> None:
+        """Reload now, or once more after the reload that runs."""
+        if self._task is not None:
+            self._again = True
+            return
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def idle(self) -> None:
+        """Return when all that was asked for is done."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def close(self) -> None:
+        """Reload no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                self._again = False
+                self._manager.reloading()
+                await self._reload()
+                self._manager.ready(self._status())
+                if not self._again:
+                    return
+        finally:
+            self._task = None
+
+    async def _reload(self) -> None:
+        try:
+            plan, steps = await asyncio.to_thread(self._read)
+        except AllReducedError as error:
+            self._note = f"reload failed, the settings from before are in force: {error.message}"
+            logger.error("event=reload_failed in_force=old error=%r", str(error))
+            return
+        except Exception as error:  # a defect, which must not end an agent over which jobs run
+            self._note = f"reload failed, the settings from before are in force: {error!r}"
+            logger.exception("event=defect handling=reload")
+            return
+        for step in steps:
+            step()
+        self._settings = plan.settings
+        self._apply(plan.settings)
+        for change in plan.applied:
+            logger.warning("event=setting_changed setting=%s old=%r new=%r", change.setting, change.old, change.new)
+        for change in plan.restart:
+            why = f" why={change.why!r}" if change.why else ""
+            logger.warning(
+                "event=restart_needed setting=%s in_force=%r new=%r%s", change.setting, change.old, change.new, why
+            )
+        waiting = ", ".join(change.setting for change in plan.restart)
+        self._note = f"restart needed for {waiting}" if waiting else ""
+        logger.info("event=reloaded result=%r", plan.describe())
+
+    def _read(self) -> tuple[ReloadPlan, list[Callable[[], None]]]:
+        plan = plan_reload(self._settings, self._load())
+        return plan, [prepare(plan.settings) for prepare in self._prepare]

@@ -1,0 +1,195 @@
+"""Real agents as a service manager runs them: what they tell it, reload at SIGHUP, a socket that is handed over."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.integration.agents import NotStarted, StartAgent
+
+from allreduced.client import AsyncCommunicator, connect
+from allreduced.core.errors import ConfigError
+
+BOUND = 60.0
+"""Seconds in which everything must have happened; what is waited for takes milliseconds."""
+
+LISTEN = '[peers]\nlisten = "tcp://127.0.0.1:0"\n'
+
+HAND_OVER = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.set_inheritable(3, True)
+os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "clients"}
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""What a service manager does before it starts an agent: the socket becomes descriptor 3 of the same process."""
+
+
+class Manager:
+    """Hears what an agent tells."""
+
+    def __init__(self) -> None:
+        self.name = f"@allreduced-test-{secrets.token_hex(8)}"
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._sock.bind(f"\0{self.name[1:]}")
+        self._sock.settimeout(BOUND)
+
+    def until(self, line: str) -> dict[str, str]:
+        """Wait for a message with this beginning of a line, and return its lines."""
+        while True:
+            lines = self._sock.recv(4096).decode().split("\n")
+            if any(told.startswith(line) for told in lines):
+                return dict(told.split("=", 1) for told in lines)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+@pytest.fixture
+def manager() -> Iterator[Manager]:
+    manager = Manager()
+    yield manager
+    manager.close()
+
+
+async def sums(sockets: list[str], job: str) -> list[float]:
+    """Reduce 1, 2, … over one rank at each socket."""
+    ranks = await asyncio.gather(
+        *(
+            AsyncCommunicator.connect(
+                job=job, rank=rank, size=len(sockets), local_rank=0, local_size=1, socket=name, deadline=BOUND
+            )
+            for rank, name in enumerate(sockets)
+        )
+    )
+    works = [rank.all_reduce(np.full(3, number + 1.0), deadline=BOUND) for number, rank in enumerate(ranks)]
+    results = [float(result[0]) for result in await asyncio.gather(*works)]
+    for rank in ranks:
+        await rank.close()
+    return results
+
+
+def test_a_life_as_the_service_manager_hears_of_it(
+    start_agent: StartAgent, manager: Manager, tmp_path: Path, free_port: int
+) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text(f'{LISTEN}[[peers.static]]\nnode = "b"\naddress = "tcp://127.0.0.1:{free_port}"\n')
+    agent = start_agent("a", "--config", str(config), NOTIFY_SOCKET=manager.name, WATCHDOG_USEC="600000")
+    ready = manager.until("READY=1")
+    # It was tried to reach the peer by then: the first round is over.
+    assert ready["STATUS"] == "serving; clients: 0; operations in flight: 0; agents connected: 0, not reached: b"
+    assert manager.until("WATCHDOG=1") == {"WATCHDOG": "1"}
+    agent.process.send_signal(signal.SIGTERM)
+    stopping = manager.until("STOPPING=1")
+    assert int(stopping["EXTEND_TIMEOUT_USEC"]) == 25_000_000  # drain, farewell to peers, and the rest
+    assert agent.wait() == 0
+
+
+async def test_a_reload_finds_a_new_peer(start_agent: StartAgent, manager: Manager, tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text(LISTEN)
+    a = start_agent("a", "--config", str(config), NOTIFY_SOCKET=manager.name)
+    b = start_agent("b", "--listen", "tcp://127.0.0.1:0")
+    manager.until("READY=1")
+    config.write_text(
+        f'[agent]\nlog_level = "info"\n{LISTEN}flows = 3\n[[peers.static]]\nnode = "b"\naddress = "{b.listen}"\n'
+    )
+    a.process.send_signal(signal.SIGHUP)
+    assert int(manager.until("RELOADING=1")["MONOTONIC_USEC"]) > 0
+    # What waits for a restart is told; the peer is there without one.
+    assert manager.until("READY=1")["STATUS"].startswith("restart needed for peers.flows; serving;")
+    manager.until(
+        "STATUS=restart needed for peers.flows; serving; clients: 0; operations in flight: 0; agents connected: 1"
+    )
+    assert await sums([a.socket, b.socket], "job") == [3.0, 3.0]
+    logged = a.logged()
+    assert f"event=setting_changed setting=peers.static old='-' new='b={b.listen}'" in logged
+    assert "event=setting_changed setting=agent.log_level old='warning' new='info'" in logged
+    assert "event=restart_needed setting=peers.flows in_force='2' new='3'" in logged
+    assert " INFO " in logged
+
+
+async def test_a_broken_file_changes_nothing_and_the_job_goes_on(
+    start_agent: StartAgent, manager: Manager, tmp_path: Path
+) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text("[limits]\nclients = 2\n")
+    agent = start_agent("a", "--config", str(config), NOTIFY_SOCKET=manager.name)
+    comm = connect(job="job", rank=0, size=1, local_rank=0, local_size=1, socket=agent.socket, deadline=BOUND)
+    for broken, said in [
+        ("[limits]\nclients = 0\n", "$.limits.clients is 0"),
+        ("[limits\n", "is no TOML"),
+        ("version = 9\n", "the configuration is of version 9"),
+    ]:
+        config.write_text(broken)
+        agent.process.send_signal(signal.SIGHUP)
+        manager.until("RELOADING=1")
+        status = manager.until("READY=1")["STATUS"]
+        assert status.startswith("reload failed, the settings from before are in force: ")
+        assert said in status
+        assert said in agent.logged()
+        assert comm.all_reduce(np.ones(2), deadline=BOUND).tolist() == [1.0, 1.0]
+    config.unlink()
+    agent.process.send_signal(signal.SIGHUP)
+    assert "cannot be read" in manager.until("STATUS=reload failed")["STATUS"]
+    config.write_text("[limits]\nclients = 2\n")
+    agent.process.send_signal(signal.SIGHUP)
+    manager.until("STATUS=serving")
+    comm.close()
+    assert agent.stop() == 0
+
+
+def test_clients_that_come_early_wait_at_the_socket_that_is_handed_over(
+    start_agent: StartAgent, tmp_path: Path
+) -> None:
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.bind(str(path))
+        sock.listen()
+        sock.set_inheritable(True)
+        prefix = (sys.executable, "-c", HAND_OVER, str(sock.fileno()))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as early:
+            early.settimeout(BOUND)
+            early.connect(str(path))
+            early.sendall(bytes.fromhex("08000000 95 01 01 01 cd1092 c3"))  # Hello, see docs/protocol.md
+            agent = start_agent("a", prefix=prefix, pass_fds=(sock.fileno(),))
+            assert agent.socket == str(path)
+            assert early.recv(6)[5] == 65  # Welcome
+        comm = connect(job="job", rank=0, size=1, local_rank=0, local_size=1, socket=str(path), deadline=BOUND)
+        assert comm.all_reduce(np.ones(2), deadline=BOUND).tolist() == [1.0, 1.0]
+        comm.close()
+        assert agent.stop() == 0
+        assert path.exists()
+
+
+def test_a_second_agent_at_a_socket_disturbs_nobody(start_agent: StartAgent, tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    b = start_agent("b", "--listen", "tcp://127.0.0.1:0")
+    first = start_agent("a", "--socket", str(path), "--listen", "tcp://127.0.0.1:0", "--peer", f"b={b.listen}")
+    with pytest.raises(NotStarted) as caught:
+        start_agent("a", "--socket", str(path), "--listen", "tcp://127.0.0.1:0", "--peer", f"b={b.listen}")
+    assert isinstance(caught.value.error, ConfigError)
+    assert f"an agent answers at {path} already" in caught.value.error.message
+    assert b.logged() == first.logged() == ""  # it said nothing to others before it knew
+
+
+def test_an_address_that_no_interface_has(start_agent: StartAgent) -> None:
+    with pytest.raises(NotStarted) as caught:
+        start_agent("a", "--listen", "tcp://192.0.2.1:0", ALLREDUCED_INSECURE="1")
+    assert isinstance(caught.value.error, ConfigError)
+    assert "192.0.2.1" in caught.value.error.message
+    assert "this machine does not have that address" in caught.value.error.message
+
+
+def test_an_interface_that_is_missing(start_agent: StartAgent) -> None:
+    with pytest.raises(NotStarted) as caught:
+        start_agent("a", "--listen", "tcp://[fe80::1%nosuch0]:0", ALLREDUCED_INSECURE="1")
+    assert isinstance(caught.value.error, ConfigError)
+    assert "nosuch0" in caught.value.error.message
