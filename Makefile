@@ -12,7 +12,7 @@ KILLS ?= 300
 SATURATED ?= 600
 JAX ?= jax==0.10.2
 
-.PHONY: help demo test soak check test-native test-frameworks bench bench-quick docs format wheel clean
+.PHONY: help demo test soak check test-native test-frameworks test-rdma bench bench-quick bench-rdma docs format wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -51,11 +51,22 @@ test-frameworks: $(VENV)/.installed ## torchrun, tensors of PyTorch and JAX (ins
 	$(PY) -c 'import jax' 2>/dev/null || $(PY) -m pip install -q '$(JAX)'
 	$(PY) -m pytest tests/frameworks
 
+RDMA_SECONDS ?= 600
+RDMA_GUEST := $(PY) -m tests.rdma.guest run --seconds
+
+test-rdma: $(VENV)/.installed ## links and agents on real verbs, in a guest with soft-RoCE (skipped where there is no QEMU)
+	$(RDMA_GUEST) $(RDMA_SECONDS) -- $(abspath $(PY)) -m pytest tests/rdma tests/contract -k rdma
+
 LIMITS := $(addprefix build/limits/,memory exchange server)
 
 build/limits/%: benchmarks/limits/%.c benchmarks/limits/common.h
 	@mkdir -p $(@D)
 	$(CC) -O3 -march=native -Wall -Wextra -o $@ $< -pthread
+
+# Without what the emulated processor of the guest does not have.
+build/limits/rdma_ring: benchmarks/limits/rdma_ring.c benchmarks/limits/common.h
+	@mkdir -p $(@D)
+	$(CC) -O3 -march=x86-64-v2 -Wall -Wextra -o $@ $< -pthread -libverbs
 
 .PHONY: bench-ready
 bench-ready: $(VENV)/.installed $(LIMITS)
@@ -66,6 +77,11 @@ bench: bench-ready ## speed beside Gloo and physical limits, under 15 minutes (i
 
 bench-quick: bench-ready ## the same with fewer calls, within 2 minutes
 	$(PY) -m benchmarks.compare --quick
+
+bench-rdma: $(VENV)/.installed ## speed of RDMA beside ib_write_bw and a bare ring, and many kills, in the guest: 10 minutes
+	$(PY) -m tests.rdma.guest prepare
+	$(MAKE) build/limits/rdma_ring
+	$(RDMA_GUEST) 900 -- $(abspath $(PY)) -m benchmarks.rdma
 
 docs: $(VENV)/.installed ## write docs/configuration.md, and the tables of docs/failure.md, from the code
 	$(PY) tools/configuration_reference.py

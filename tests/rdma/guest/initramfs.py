@@ -1,4 +1,4 @@
-"""The first file system of the guest: busybox, the first modules and ``init.sh``, as an archive that the kernel reads."""
+"""The first file system of the guest: busybox, the first modules and ``init.sh``, as an archive for the kernel."""
 
 from __future__ import annotations
 

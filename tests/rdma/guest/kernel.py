@@ -102,13 +102,15 @@ def unpacked(folder: Path) -> Kernel:
 
 
 def _unpack(archive: Path, into: Path) -> None:
-    with subprocess.Popen(["dpkg", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE) as opened:
-        with tarfile.open(fileobj=opened.stdout, mode="r|") as members:
-            for member in members:
-                name = member.name.removeprefix("./")
-                if member.isfile() and _WANTED.fullmatch(name):
-                    member.name = name.removeprefix("usr/")
-                    members.extract(member, into, filter="data")
+    with (
+        subprocess.Popen(["dpkg", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE) as opened,
+        tarfile.open(fileobj=opened.stdout, mode="r|") as members,
+    ):
+        for member in members:
+            name = member.name.removeprefix("./")
+            if member.isfile() and _WANTED.fullmatch(name):
+                member.name = name.removeprefix("usr/")
+                members.extract(member, into, filter="data")
     kernel = unpacked(into)
     subprocess.run(
         ["depmod", "--basedir", str(into), kernel.version],

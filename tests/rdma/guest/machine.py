@@ -29,7 +29,7 @@ LEAST_MEMORY, MOST_MEMORY = 1536, 4096
 """MiB."""
 
 _UP: Final = b"GUEST-UP"
-_STATUS: Final = re.compile(rb"GUEST-STATUS (\d+)")
+_STATUS: Final = re.compile(rb"(.*)GUEST-STATUS (\d+)")
 _FAILED: Final = re.compile(rb"GUEST-FAILED (.*)")
 
 DEVICE: Final = Path(__file__).with_name("device.sh")
@@ -61,6 +61,7 @@ class Command:
             "HOME": "/root",
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "LC_ALL": "C.UTF-8",
+            "TERM": "dumb",
             "PYTHONPATH": str(path),
             "GUEST_OUT": "/run/guest",
             "NODES": str(self.nodes),
@@ -147,13 +148,19 @@ class Console:
                 self._early.append(line)
                 self._up = line.endswith(_UP)
             elif status := _STATUS.fullmatch(line):
-                self._status = int(status[1])
+                self._say(status[1])
+                self._status = int(status[2])
+                return
             else:
-                self._write(line + b"\n")
-        # Dots of a test runner come without an end of line.
-        if self._up and self._status is None and self._partial and not b"GUEST-".startswith(self._partial[:6]):
-            self._write(self._partial)
+                self._say(line + b"\n")
+        # Dots of a test runner come without an end of line; where the status may have begun, the rest is waited for.
+        if self._up and b"G" not in self._partial:
+            self._say(self._partial)
             self._partial = b""
+
+    def _say(self, data: bytes) -> None:
+        if data:
+            self._write(data)
 
     def _last(self) -> str:
         return " / ".join(line.decode(errors="replace") for line in (*self._early, self._partial)[-4:])
