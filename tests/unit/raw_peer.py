@@ -16,6 +16,7 @@ from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.transports.base import Handshake, Link, LinkEvents, LinkOptions, Listener
 from allreduced.transports.tcp import TcpTransport
 from allreduced.transports.tcp.authenticate import authenticate
+from allreduced.transports.tcp.stream import PlainStream
 
 SECRET = b"hush"
 
@@ -115,7 +116,7 @@ async def listening(
 async def open_flow(address: str, handshake: Handshake, *, receive_buffer: int = 0) -> socket.socket:
     """Connect and authenticate one flow."""
     sock = await open_socket(address, receive_buffer=receive_buffer)
-    await authenticate(sock, handshake)
+    await authenticate(PlainStream(sock), handshake)
     return sock
 
 

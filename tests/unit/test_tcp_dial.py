@@ -15,6 +15,7 @@ from allreduced.transports.base import LinkOptions, is_refusal
 from allreduced.transports.tcp import TcpTransport
 from allreduced.transports.tcp.address import SockAddr
 from allreduced.transports.tcp.authenticate import authenticate
+from allreduced.transports.tcp.stream import PlainStream
 
 FLOWS = 4
 
@@ -40,7 +41,7 @@ class RawListener:
         """Authenticate a connection; the session lives as long as what is returned."""
         handshake = self._authenticator.answer()
         async with asyncio.timeout(BOUND):
-            await authenticate(sock, handshake)
+            await authenticate(PlainStream(sock), handshake)
         return handshake
 
     def close(self) -> None:

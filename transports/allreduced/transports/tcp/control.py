@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from itertools import islice
 from typing import Final
@@ -11,7 +10,7 @@ from allreduced.core.errors import AgentUnavailable, ProtocolError
 from allreduced.transports.base import MAX_CONTROL
 from allreduced.transports.tcp import wire
 from allreduced.transports.tcp.owner import FlowOwner
-from allreduced.transports.tcp.sockets import close_socket
+from allreduced.transports.tcp.stream import Stream
 
 _READ: Final = 64 << 10
 """Bytes read per wake; bounds how long one link holds the loop."""
@@ -21,17 +20,17 @@ _SENDS_PER_WAKE: Final = 16
 
 
 class ControlFlow:
-    """Reads and writes control frames on one socket. Its link owns it and is told of frames and failures."""
+    """Reads and writes control frames on one connection. Its link owns it and is told of frames and failures."""
 
-    def __init__(self, link: FlowOwner, sock: socket.socket, early: bytes, limit: int, last: int = wire.BYE) -> None:
+    def __init__(self, link: FlowOwner, stream: Stream, limit: int, last: int = wire.BYE) -> None:
         self._link = link
         self._loop = link.loop
-        self._sock = sock
-        self._fd = sock.fileno()
+        self._stream = stream
         self._limit = limit
         self._last = last
         """The highest kind of frame that may come."""
-        self._in = bytearray(early)
+        self._in = bytearray()
+        self._piece = memoryview(bytearray(_READ))
         self._out: deque[memoryview] = deque()
         self._queued = 0
         self._scheduled = False
@@ -41,13 +40,13 @@ class ControlFlow:
     @property
     def flushed(self) -> bool:
         """True where everything queued was given to the kernel."""
-        return not self._out
+        return not self._out and not self._stream.unsent
 
     def start(self) -> None:
         """Begin to read."""
-        self._loop.add_reader(self._fd, self._readable)
-        if self._in:
-            self._loop.call_soon(self._parse)
+        self._loop.add_reader(self._stream.fd, self._readable)
+        if self._stream.buffered:
+            self._loop.call_soon(self._read_on)
 
     def queue(self, kind: int, payload: bytes) -> None:
         """Queue one frame; a queue that is too long ends the link."""
@@ -69,26 +68,40 @@ class ControlFlow:
         if not self._open:
             return
         self._open = False
-        self._loop.remove_reader(self._fd)
-        self._loop.remove_writer(self._fd)
-        close_socket(self._sock, reset=reset)
+        self._loop.remove_reader(self._stream.fd)
+        self._loop.remove_writer(self._stream.fd)
+        self._stream.close(reset=reset)
         self._out.clear()
         self._in.clear()
 
     def _readable(self) -> None:
         try:
-            data = self._sock.recv(_READ)
+            got = self._stream.recv_into(self._piece)
         except (BlockingIOError, InterruptedError):
+            self._answer()
             return
         except OSError as error:
             self._link.control_ended(str(error))
             return
-        if not data:
+        if not got:
             self._link.control_ended("the peer ended it without a goodbye")
             return
         self._link.last_received = self._loop.time()
-        self._in += data
+        self._in += self._piece[:got]
         self._parse()
+        if self._open and self._stream.buffered:
+            self._loop.call_soon(self._read_on)  # the socket does not tell of these bytes
+        self._answer()
+
+    def _read_on(self) -> None:
+        if self._open:
+            self._readable()
+
+    def _answer(self) -> None:
+        """Send what receiving called for: new keys of an encrypted connection."""
+        if self._open and self._stream.unsent and not self._scheduled and not self._writing:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
 
     def _parse(self) -> None:
         """Hand over every whole frame of the buffer."""
@@ -112,25 +125,26 @@ class ControlFlow:
     def _flush(self) -> None:
         self._scheduled = False
         sends = _SENDS_PER_WAKE
-        while self._open and self._out and sends:
-            sends -= 1
-            try:
-                sent = self._sock.sendmsg(list(islice(self._out, _PIECES)))
-            except (BlockingIOError, InterruptedError):
-                break
-            except OSError as error:
-                self._link.control_ended(str(error))
-                return
-            self._consume(sent)
+        try:
+            while self._open and self._out and sends:
+                sends -= 1
+                self._consume(self._stream.send(list(islice(self._out, _PIECES))))
+            if self._open:
+                self._stream.flush()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self._link.control_ended(str(error))
+            return
         if not self._open:
             return
-        if self._out and not self._writing:
+        if not self.flushed and not self._writing:
             self._writing = True
-            self._loop.add_writer(self._fd, self._flush)
-        elif not self._out and self._writing:
+            self._loop.add_writer(self._stream.fd, self._flush)
+        elif self.flushed and self._writing:
             self._writing = False
-            self._loop.remove_writer(self._fd)
-        if not self._out:
+            self._loop.remove_writer(self._stream.fd)
+        if self.flushed:
             self._link.control_flushed()
 
     def _consume(self, sent: int) -> None:

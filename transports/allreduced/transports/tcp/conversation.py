@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from typing import Final
 
 from allreduced.core.errors import ProtocolError
 from allreduced.transports.base import MAX_CONTROL
 from allreduced.transports.tcp import wire
+from allreduced.transports.tcp.stream import Stream
 
 LONGEST: Final = 4 << 10
 """Bytes of a frame of the negotiation at most."""
@@ -18,16 +17,18 @@ _DECLINED: Final = 0
 
 
 class Conversation:
-    """Sends and receives frames one after the other. What was read beyond them is kept for whoever takes over."""
+    """Sends and receives frames one after the other, on a stream that :meth:`end` gives back."""
 
-    def __init__(self, sock: socket.socket, early: bytes) -> None:
-        self._sock = sock
-        self._in = bytearray(early)
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._in = bytearray()
 
-    @property
-    def rest(self) -> bytes:
-        """What was read and not consumed; it belongs to the control flow."""
-        return bytes(self._in)
+    def end(self) -> Stream:
+        """Return the stream for the control flow, with everything that was not consumed still to be received."""
+        if self._in:
+            self._stream.unread(bytes(self._in))
+            self._in.clear()
+        return self._stream
 
     async def next_kind(self) -> int:
         """Wait for the next frame and return its kind, without taking it. May be cancelled; nothing is lost.
@@ -59,40 +60,13 @@ class Conversation:
 
     async def send(self, payload: bytes) -> None:
         """Send a frame of the negotiation."""
-        frame = wire.control_header(wire.NEGOTIATE, len(payload)) + payload
-        await asyncio.get_running_loop().sock_sendall(self._sock, frame)
+        await self._stream.send_all(wire.control_header(wire.NEGOTIATE, len(payload)) + payload)
 
     async def _more(self) -> None:
-        """Add what comes next to the buffer, in the same step as it is read, so that a cancelled wait loses nothing."""
-        loop = asyncio.get_running_loop()
-        fd = self._sock.fileno()
-        done: asyncio.Future[None] = loop.create_future()
-
-        def readable() -> None:
-            try:
-                data = self._sock.recv(_PIECE)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as error:
-                loop.remove_reader(fd)
-                if not done.done():
-                    done.set_exception(error)
-                return
-            loop.remove_reader(fd)
-            self._in += data
-            if done.done():
-                return
-            if data:
-                done.set_result(None)
-            else:
-                done.set_exception(ConnectionResetError("the connection was closed during the negotiation"))
-
-        loop.add_reader(fd, readable)
-        try:
-            await done
-        finally:
-            if not done.done() or done.cancelled():
-                loop.remove_reader(fd)
+        data = await self._stream.receive(_PIECE)
+        if not data:
+            raise ConnectionResetError("the connection was closed during the negotiation")
+        self._in += data  # in the same step as it was read, so that a cancelled wait loses nothing
 
 
 def decline(reason: str) -> bytes:

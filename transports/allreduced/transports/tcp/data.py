@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Final
 
 from allreduced.core.errors import ProtocolError
@@ -11,7 +10,7 @@ from allreduced.transports.outbox import Outgoing, OutgoingFrame
 from allreduced.transports.postings import Posting
 from allreduced.transports.tcp import wire
 from allreduced.transports.tcp.owner import FlowOwner
-from allreduced.transports.tcp.sockets import close_socket
+from allreduced.transports.tcp.stream import Stream
 
 BYTES_PER_WAKE: Final = 2 << 20
 FRAMES_PER_WAKE: Final = 16
@@ -22,16 +21,14 @@ _NOTHING: Final = memoryview(b"")
 
 
 class DataFlow:
-    """Reads and writes data frames on one socket. Its link owns it and is told of frames and failures."""
+    """Reads and writes data frames on one connection. Its link owns it and is told of frames and failures."""
 
-    def __init__(self, link: FlowOwner, sock: socket.socket, early: bytes) -> None:
+    def __init__(self, link: FlowOwner, stream: Stream) -> None:
         self._link = link
         self._loop = link.loop
-        self._sock = sock
-        self._fd = sock.fileno()
+        self._stream = stream
         self._open = True
         # Reading. `_into` is where the next bytes go: header, posted memory or the drop buffer.
-        self._early = memoryview(early)
         self._header = bytearray(wire.DATA_HEADER)
         self._into = memoryview(self._header)
         self._in_payload = False
@@ -51,12 +48,12 @@ class DataFlow:
     @property
     def end_sent(self) -> bool:
         """True once the end of this flow was given to the kernel."""
-        return self._end_queued and not self._head
+        return self._end_queued and not self._head and not self._stream.unsent
 
     def start(self) -> None:
         """Begin to read."""
-        self._loop.add_reader(self._fd, self._readable)
-        if self._early:
+        self._loop.add_reader(self._stream.fd, self._readable)
+        if self._stream.buffered:
             self._loop.call_soon(self._readable)
 
     def wake(self) -> None:
@@ -83,9 +80,9 @@ class DataFlow:
         if not self._open:
             return
         self._open = False
-        self._loop.remove_reader(self._fd)
-        self._loop.remove_writer(self._fd)
-        close_socket(self._sock, reset=reset)
+        self._loop.remove_reader(self._stream.fd)
+        self._loop.remove_writer(self._stream.fd)
+        self._stream.close(reset=reset)
         if self._frame is not None:
             self._frame.payload.release()
         self._frame = self._posting = None
@@ -95,16 +92,15 @@ class DataFlow:
 
     def _readable(self) -> None:
         budget, frames = BYTES_PER_WAKE, FRAMES_PER_WAKE
-        while self._open and ((budget > 0 and frames > 0) or self._early):
+        while self._open and budget > 0 and frames > 0:
             into = self._into
             wanted = len(into)
-            early = bool(self._early)
             try:
-                got = self._read(into)
+                got = self._stream.recv_into(into)
             except (BlockingIOError, InterruptedError):
-                return
+                break
             except OSError as error:
-                self._link.broken(str(error))
+                self._broke(error)
                 return
             if not got:
                 self._ended()
@@ -113,22 +109,18 @@ class DataFlow:
             self._link.last_received = self._loop.time()
             self._into = into[got:]
             del into  # the owner may unmap the memory in the callback
-            if got == wanted:
-                try:
-                    frames -= self._filled()
-                except ProtocolError as error:
-                    self._link.violated(error)
-                    return
-            elif not early:
+            if got < wanted:
                 break  # that was all there is for now
-
-    def _read(self, into: memoryview) -> int:
-        if not self._early:
-            return self._sock.recv_into(into)
-        got = min(len(into), len(self._early))
-        into[:got] = self._early[:got]
-        self._early = self._early[got:]
-        return got
+            try:
+                frames -= self._filled()
+            except ProtocolError as error:
+                self._link.violated(error)
+                return
+        else:
+            if self._open and self._stream.buffered:
+                self._loop.call_soon(self._readable)  # the socket does not tell of these bytes
+        if self._open and self._stream.unsent:
+            self._watch(writable=True)  # receiving may have to be answered, by new keys
 
     def _filled(self) -> int:
         """Go on after ``_into`` is full. Return how many frames that completed."""
@@ -176,9 +168,15 @@ class DataFlow:
 
     def _ended(self) -> None:
         if self._peer_ended:
-            self._loop.remove_reader(self._fd)
+            self._loop.remove_reader(self._stream.fd)
         else:
             self._link.broken("the peer ended a data flow")
+
+    def _broke(self, error: OSError) -> None:
+        if self._peer_ended and self._stream.channel is not None:
+            self._ended()  # everything came, and that was authentic; only the goodbye of the encryption is missing
+        else:
+            self._link.broken(str(error))
 
     # Writing
 
@@ -187,14 +185,14 @@ class DataFlow:
         budget, frames = BYTES_PER_WAKE, FRAMES_PER_WAKE
         while self._open:
             if not self._head and not self._body and not self._next():
-                self._watch(writable=False)
+                self._rest()
                 return
             if budget <= 0 or frames <= 0:
                 if not self._writing:
                     self.wake()
                 return
             try:
-                sent = self._sock.sendmsg((self._head, self._body)) if self._head else self._sock.send(self._body)
+                sent = self._stream.send((self._head, self._body) if self._head else (self._body,))
             except (BlockingIOError, InterruptedError):
                 self._watch(writable=True)
                 return
@@ -223,6 +221,15 @@ class DataFlow:
             return True
         return False
 
+    def _rest(self) -> None:
+        """Wait for frames, or for room in the kernel where it does not have everything yet."""
+        try:
+            flushed = self._stream.flush()
+        except OSError as error:
+            self._link.broken(str(error))
+        else:
+            self._watch(writable=not flushed)
+
     def _complete(self) -> None:
         self._head = self._body = _NOTHING
         frame, self._frame = self._frame, None
@@ -232,7 +239,7 @@ class DataFlow:
     def _watch(self, *, writable: bool) -> None:
         if writable and not self._writing:
             self._writing = True
-            self._loop.add_writer(self._fd, self._writable)
+            self._loop.add_writer(self._stream.fd, self._writable)
         elif not writable and self._writing:
             self._writing = False
-            self._loop.remove_writer(self._fd)
+            self._loop.remove_writer(self._stream.fd)

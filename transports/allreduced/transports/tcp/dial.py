@@ -15,6 +15,7 @@ from allreduced.transports.tcp.address import SCHEME, SockAddr, parse, resolve, 
 from allreduced.transports.tcp.authenticate import authenticate
 from allreduced.transports.tcp.link import TcpLink
 from allreduced.transports.tcp.sockets import prepare
+from allreduced.transports.tcp.stream import PlainStream, Stream
 
 
 @dataclass(slots=True)
@@ -26,7 +27,7 @@ class Opened:
     options: LinkOptions
     family: socket.AddressFamily
     target: SockAddr
-    sock: socket.socket
+    stream: Stream
     control: Handshake
     local_host: str
     """The numeric address through which the peer was reached."""
@@ -36,49 +37,44 @@ class Opened:
 
 async def dial(address: str, events: LinkEvents, options: LinkOptions) -> TcpLink:
     """Open the control flow, then all data flows at once. See ``Transport.connect``."""
-    async with sockets_of_a_link() as sockets:
-        opened = await open_control(address, options, sockets)
-        link = await finish_over_tcp(opened, opened.control.trailing, sockets)
+    async with streams_of_a_link() as streams:
+        opened = await open_control(address, options, streams)
+        link = await finish_over_tcp(opened, streams)
     link.start(events)
     return link
 
 
 @asynccontextmanager
-async def sockets_of_a_link() -> AsyncIterator[list[socket.socket]]:
-    """Yield where the sockets of a link are put; where it does not come about they are closed."""
-    sockets: list[socket.socket] = []
+async def streams_of_a_link() -> AsyncIterator[list[Stream]]:
+    """Yield where the streams of a link are put; where it does not come about they are closed."""
+    streams: list[Stream] = []
     try:
-        yield sockets
+        yield streams
     except BaseException:
-        for sock in sockets:
-            sock.close()
+        for stream in streams:
+            stream.close(reset=False)
         raise
 
 
-async def open_control(
-    address: str, options: LinkOptions, sockets: list[socket.socket], scheme: str = SCHEME
-) -> Opened:
+async def open_control(address: str, options: LinkOptions, streams: list[Stream], scheme: str = SCHEME) -> Opened:
     """Connect and authenticate the control flow. Errors as ``Transport.connect``."""
     host, port = parse(address, scheme)
-    family, target = await _open_first(address, host, port, options, sockets)
-    sock = sockets[0]
+    family, target, sock = await _open_first(address, host, port, options)
     here = sock.getsockname()  # the system forgets it when the peer resets the connection
-    control = options.authenticator.dial(b"", 0, options.flows)
-    await _authenticate(address, sock, control, options)
+    stream, control = await _authenticated(address, sock, options, streams, b"", 0)
     return Opened(
-        address, scheme, options, family, target, sock, control, here[0], text(here, scheme), text(target, scheme)
+        address, scheme, options, family, target, stream, control, here[0], text(here, scheme), text(target, scheme)
     )
 
 
-async def finish_over_tcp(opened: Opened, rest: bytes, sockets: list[socket.socket]) -> TcpLink:
-    """Open all data flows and return the link, not started. ``rest``: what was read of the control flow already."""
+async def finish_over_tcp(opened: Opened, streams: list[Stream]) -> TcpLink:
+    """Open all data flows and return the link, not started."""
     options, control = opened.options, opened.control
 
-    async def open_data(flow: int) -> tuple[socket.socket, bytes]:
-        sock = await _open_data(opened.address, opened.family, opened.target, options, sockets)
-        handshake = options.authenticator.dial(control.session, flow, options.flows)
-        await _authenticate(opened.address, sock, handshake, options)
-        return sock, handshake.trailing
+    async def open_data(flow: int) -> Stream:
+        sock = await _open_data(opened.address, opened.family, opened.target, options)
+        stream, _ = await _authenticated(opened.address, sock, options, streams, control.session, flow)
+        return stream
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -88,7 +84,7 @@ async def finish_over_tcp(opened: Opened, rest: bytes, sockets: list[socket.sock
         raise error from error.__cause__
     return TcpLink(
         control.peer,
-        (opened.sock, rest),
+        opened.stream,
         [task.result() for task in opening],
         initiator=True,
         local_address=opened.local,
@@ -98,9 +94,9 @@ async def finish_over_tcp(opened: Opened, rest: bytes, sockets: list[socket.sock
 
 
 async def _open_first(
-    address: str, host: str, port: int, options: LinkOptions, sockets: list[socket.socket]
-) -> tuple[socket.AddressFamily, SockAddr]:
-    """Connect to the first address of the host that answers; append the socket and return its address."""
+    address: str, host: str, port: int, options: LinkOptions
+) -> tuple[socket.AddressFamily, SockAddr, socket.socket]:
+    """Connect to the first address of the host that answers; return its address and the connection."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + options.connect_timeout
     try:
@@ -112,29 +108,26 @@ async def _open_first(
     for index, (family, target) in enumerate(targets):
         share = (deadline - loop.time()) / (len(targets) - index)
         try:
-            await _open(family, target, options, share, sockets)
+            sock = await _open(family, target, options, share)
         except OSError as error:
             failures.append(error)
         else:
-            return family, target
+            return family, target, sock
     # Only all addresses together prove that nobody is there, so a refusal counts least of what went wrong.
     failures.sort(key=lambda error: isinstance(error, ConnectionRefusedError))
     unavailable(address, failures[0] if failures else OSError(f"{host} has no address"))
 
 
 async def _open_data(
-    address: str, family: socket.AddressFamily, target: SockAddr, options: LinkOptions, sockets: list[socket.socket]
+    address: str, family: socket.AddressFamily, target: SockAddr, options: LinkOptions
 ) -> socket.socket:
     try:
-        return await _open(family, target, options, options.connect_timeout, sockets)
+        return await _open(family, target, options, options.connect_timeout)
     except OSError as error:
         unavailable(address, error)
 
 
-async def _open(
-    family: socket.AddressFamily, target: SockAddr, options: LinkOptions, timeout: float, sockets: list[socket.socket]
-) -> socket.socket:
-    """Return a new connection, which is also appended to ``sockets``."""
+async def _open(family: socket.AddressFamily, target: SockAddr, options: LinkOptions, timeout: float) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         prepare(sock, options.max_frame)
@@ -143,18 +136,24 @@ async def _open(
     except BaseException:
         sock.close()
         raise
-    sockets.append(sock)
     return sock
 
 
-async def _authenticate(address: str, sock: socket.socket, handshake: Handshake, options: LinkOptions) -> None:
+async def _authenticated(
+    address: str, sock: socket.socket, options: LinkOptions, streams: list[Stream], session: bytes, flow: int
+) -> tuple[Stream, Handshake]:
+    """Own the socket, make one flow of it and return that, which is also appended to ``streams``."""
+    stream: Stream = PlainStream(sock)
+    streams.append(stream)
     try:
         async with asyncio.timeout(options.handshake_timeout):
-            await authenticate(sock, handshake)
+            handshake = options.authenticator.dial(session, flow, options.flows)
+            await authenticate(stream, handshake)
     except (AuthenticationError, ProtocolError) as error:
         raise type(error)(f"{address}: {error.message}", hint=error.hint) from error
     except OSError as error:
         unavailable(address, error)
+    return stream, handshake
 
 
 def unavailable(address: str, error: OSError) -> NoReturn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import socket
 from collections.abc import Sequence
 from typing import ClassVar, Final, Protocol
 
@@ -16,6 +15,7 @@ from allreduced.transports.tcp import wire
 from allreduced.transports.tcp.control import ControlFlow
 from allreduced.transports.tcp.data import DataFlow
 from allreduced.transports.tcp.owner import FlowOwner
+from allreduced.transports.tcp.stream import Stream
 
 CONTROL_QUEUE: Final = 64 << 20
 """Bytes of control frames that may wait for a peer that does not read."""
@@ -45,7 +45,7 @@ class Flow(Protocol):
 
 
 class FlowLink(FlowOwner):
-    """An authenticated link with a TCP control flow. ``control``: the socket, and what came behind its handshake."""
+    """An authenticated link with a TCP control flow, on the stream ``control``."""
 
     _last_kind: ClassVar[int] = wire.BYE
     """The highest kind of control frame that may come; ``wire.CARRIER`` where ``_carrier_frame`` is for something."""
@@ -53,7 +53,7 @@ class FlowLink(FlowOwner):
     def __init__(
         self,
         peer: PeerIdentity,
-        control: tuple[socket.socket, bytes],
+        control: Stream,
         *,
         initiator: bool,
         local_address: str,
@@ -69,8 +69,7 @@ class FlowLink(FlowOwner):
             remote_address=remote_address,
             max_frame=max_frame,
         )
-        sock, early = control
-        self._control = ControlFlow(self, sock, early, control_queue, self._last_kind)
+        self._control = ControlFlow(self, control, control_queue, self._last_kind)
         self._data = self._make_flows()
         self._ends_missing = 1 + len(self._data)
         self._control_ended = False
@@ -174,20 +173,20 @@ class FlowLink(FlowOwner):
 
 
 class TcpLink(FlowLink):
-    """A link over TCP. ``data``: the sockets of its data flows, each with what came behind its handshake."""
+    """A link over TCP. ``data``: the streams of its data flows."""
 
     def __init__(
         self,
         peer: PeerIdentity,
-        control: tuple[socket.socket, bytes],
-        data: Sequence[tuple[socket.socket, bytes]],
+        control: Stream,
+        data: Sequence[Stream],
         *,
         initiator: bool,
         local_address: str,
         remote_address: str,
         max_frame: int,
     ) -> None:
-        self._sockets = data
+        self._streams = data
         super().__init__(
             peer,
             control,
@@ -198,4 +197,4 @@ class TcpLink(FlowLink):
         )
 
     def _make_flows(self) -> Sequence[Flow]:
-        return [DataFlow(self, sock, early) for sock, early in self._sockets]
+        return [DataFlow(self, stream) for stream in self._streams]

@@ -18,6 +18,7 @@ from allreduced.transports.tcp.authenticate import authenticate
 from allreduced.transports.tcp.conversation import Conversation, decline
 from allreduced.transports.tcp.link import FlowLink, TcpLink
 from allreduced.transports.tcp.sockets import prepare
+from allreduced.transports.tcp.stream import PlainStream, Stream
 
 _log = logging.getLogger("allreduced.transports.tcp")
 
@@ -31,7 +32,7 @@ _PAUSE: Final = 0.5
 class Accepted:
     """A link that is being made here: its control flow is authenticated, its data flows are missing."""
 
-    sock: socket.socket
+    stream: Stream
     control: Handshake
     local_host: str
     """The numeric address through which the peer reached this agent."""
@@ -72,13 +73,13 @@ class _Assembly:
 
     def __init__(self, control: Handshake) -> None:
         self.control = control  # keeps the session known to the authenticator
-        self.flows: dict[int, tuple[socket.socket, bytes]] = {}
+        self.flows: dict[int, Stream] = {}
         self.complete = asyncio.get_running_loop().create_future()
 
-    def add(self, sock: socket.socket, handshake: Handshake) -> None:
+    def add(self, stream: Stream, handshake: Handshake) -> None:
         if handshake.flow in self.flows or self.complete.done():
             raise ProtocolError(f"data flow {handshake.flow} of one link twice")
-        self.flows[handshake.flow] = (sock, handshake.trailing)
+        self.flows[handshake.flow] = stream
         if len(self.flows) == self.control.flows:
             self.complete.set_result(None)
 
@@ -157,21 +158,22 @@ class TcpListener(Listener):
     async def _serve(self, sock: socket.socket, source: str) -> None:
         """Authenticate one connection and bring its flow to its link. Whatever goes wrong ends this connection only."""
         kept = False
+        stream: Stream = PlainStream(sock)
         try:
             here = sock.getsockname()  # the system forgets it when the peer resets the connection
             prepare(sock, self._options.max_frame)
             handshake = self._options.authenticator.answer()
             async with asyncio.timeout(self._options.handshake_timeout):
-                await authenticate(sock, handshake)
+                await authenticate(stream, handshake)
             task = asyncio.current_task()
             if task is not None:
                 self._unfinished.pop(task, None)
             if handshake.flow:
-                self._join(sock, handshake)
+                self._join(stream, handshake)
                 kept = True
             else:
                 local = text(here, self._scheme)
-                kept = await self._assemble(Accepted(sock, handshake, here[0], local, source, self._options))
+                kept = await self._assemble(Accepted(stream, handshake, here[0], local, source, self._options))
         except TimeoutError:
             self._drop(source, "it did not finish its handshake in time")
         except ConnectionError as error:  # the other side thought better of it, as an agent does that stops
@@ -183,13 +185,13 @@ class TcpListener(Listener):
                 self._drop(source, "too many unfinished handshakes")
         finally:
             if not kept:
-                sock.close()
+                stream.close(reset=False)
 
-    def _join(self, sock: socket.socket, handshake: Handshake) -> None:
+    def _join(self, stream: Stream, handshake: Handshake) -> None:
         assembly = self._assemblies.get(handshake.session)
         if assembly is None:
             raise ProtocolError("a data flow of a link that is not being made here")
-        assembly.add(sock, handshake)
+        assembly.add(stream, handshake)
 
     async def _assemble(self, accepted: Accepted) -> bool:
         """Wait for the data flows of a link and hand it over. Return true if the link owns the sockets now."""
@@ -210,8 +212,8 @@ class TcpListener(Listener):
         finally:
             del self._assemblies[control.session]
             if not isinstance(link, TcpLink):
-                for other, _ in assembly.flows.values():
-                    other.close()
+                for other in assembly.flows.values():
+                    other.close(reset=False)
         try:
             events = self._accepted(link)
         except Exception as error:  # whatever it raises refuses the link
@@ -229,7 +231,7 @@ class TcpListener(Listener):
 
     async def _make(self, accepted: Accepted, assembly: _Assembly) -> FlowLink:
         """Return the link, once its data flows are there or it was agreed how its data goes instead."""
-        conversation = Conversation(accepted.sock, accepted.control.trailing)
+        conversation = Conversation(accepted.stream)
         reason = ""
         if await self._asks(conversation, assembly):
             made = await self._negotiator.answer(accepted, conversation)
@@ -241,7 +243,7 @@ class TcpListener(Listener):
             raise ProtocolError(f"data flows over TCP, where this agent takes {self._scheme}:// only")
         link = TcpLink(
             accepted.control.peer,
-            (accepted.sock, conversation.rest),
+            conversation.end(),
             [assembly.flows[flow] for flow in sorted(assembly.flows)],
             initiator=False,
             local_address=accepted.local,
