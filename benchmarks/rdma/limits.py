@@ -1,0 +1,57 @@
+"""What bare verbs do: ``ib_write_bw`` of perftest, and the ring of ``benchmarks/limits/rdma_ring.c``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Final
+
+DEVICE: Final = "rxe0"
+SECONDS: Final = 120.0
+RING: Final = Path(__file__).parents[2] / "build" / "limits" / "rdma_ring"
+
+
+def gid_index(address: str = "0a4d:0001") -> int:
+    """Return the index of the GID that ends so."""
+    table = Path(f"/sys/class/infiniband/{DEVICE}/ports/1/gids")
+    return next(int(entry.name) for entry in table.iterdir() if entry.read_text().strip().endswith(address))
+
+
+def write_bandwidth(nbytes: int, message: int) -> float:
+    """Return the bytes per second of ``ib_write_bw`` for ``nbytes`` in messages of that size."""
+    words = ["ib_write_bw", "-d", DEVICE, "-x", str(gid_index()), "-s", str(message), "-n", str(nbytes // message), "-F"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            # The server says nothing when it is ready; a client that comes too early is refused.
+            for _ in range(50):
+                time.sleep(0.5)
+                done = subprocess.run(
+                    [*words, "127.0.0.1"], capture_output=True, text=True, timeout=SECONDS, check=False
+                )
+                if done.returncode == 0:
+                    break
+            server.wait(SECONDS)
+        finally:
+            server.kill()
+    for line in done.stdout.splitlines():
+        fields = line.split()
+        if len(fields) == 5 and fields[0] == str(message):
+            return float(fields[3]) * (1 << 20)  # its MB are 2^20 bytes
+    raise SystemExit(f"ib_write_bw failed: {done.stdout}{done.stderr}")
+
+
+def ring_seconds(nodes: int, nbytes: int, times: int) -> dict[str, float]:
+    """Return the seconds of an all-reduce on the bare ring, for each of its variants."""
+    done = subprocess.run(
+        [str(RING), DEVICE, str(gid_index()), str(nodes), str(nbytes), str(times)],
+        capture_output=True,
+        text=True,
+        timeout=2 * SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"the bare ring failed: {done.stderr}")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return {line["variant"]: line["seconds"] for line in lines}
