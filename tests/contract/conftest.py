@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -10,17 +11,30 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from tests.support.fake_verbs import FakeFabric, FakeVerbs
 
-from allreduced.core.errors import AgentUnavailable, AllReducedError
+from allreduced.core.errors import AgentUnavailable, AllReducedError, ConfigError
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.transports.base import Link, LinkEvents, LinkOptions, Listener, Transport
 from allreduced.transports.inproc import InprocListener
+from allreduced.transports.rdma.transport import AutoTransport, RdmaTransport
+from allreduced.transports.rdma.verbs_port import Verbs
 from allreduced.transports.registry import scheme_of, transport
 
 BOUND = 20.0
 """Seconds after which a test that waits is given up."""
 
-ENDPOINTS = {"inproc": "inproc://contract:0", "tcp-ipv4": "tcp://127.0.0.1:0", "tcp-ipv6": "tcp://[::1]:0"}
+ENDPOINTS = {
+    "inproc": "inproc://contract:0",
+    "tcp-ipv4": "tcp://127.0.0.1:0",
+    "tcp-ipv6": "tcp://[::1]:0",
+    "rdma": "rdma://127.0.0.1:0",
+    "auto-without-device": "auto://127.0.0.1:0",
+}
+"""RDMA runs on verbs without a device, or on real ones where the variable ``REAL_ADDRESS`` is set."""
+
+REAL_ADDRESS = "ALLREDUCED_TEST_RDMA_ADDRESS"
+"""Names the environment variable with an IP address of this machine that an RDMA device has a GID for."""
 
 
 def pattern(nbytes: int, seed: int) -> bytearray:
@@ -149,7 +163,7 @@ class Endpoint:
             yield listener.address
             await listener.close()
             return
-        host = "::1" if "[" in self.address else "127.0.0.1"
+        host = self.address.partition("://")[2].removesuffix(":0").strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, 0), family=family) as sock:
             yield self.address.replace(":0", f":{sock.getsockname()[1]}")
@@ -160,12 +174,18 @@ class Endpoint:
     ) -> AsyncIterator[Pair]:
         """Yield a fresh link between agents ``a`` (dials) and ``b``; it is gone afterwards.
 
-        ``near``: options of ``a`` that differ from those of ``b``.
+        ``near``: ``flows`` and ``max_frame`` of ``a`` where they differ from those of ``b``.
         """
         options = LinkOptions(SecretAuthenticator("b", 2, b"hush"), flows=flows, max_frame=max_frame)
         listener, queue = await self.accept(options)
         near_events = Recorder()
-        near_options = replace(options, authenticator=SecretAuthenticator("a", 1, b"hush"), **(near or {}))
+        own = near or {}
+        near_options = replace(
+            options,
+            authenticator=SecretAuthenticator("a", 1, b"hush"),
+            flows=own.get("flows", flows),
+            max_frame=own.get("max_frame", max_frame),
+        )
         near_link = await self.transport.connect(listener.address, near_events, near_options)
         far, far_events = await queue.get()
         try:
@@ -178,7 +198,23 @@ class Endpoint:
 
 
 @pytest.fixture(params=list(ENDPOINTS.values()), ids=list(ENDPOINTS))
-def endpoint(request: pytest.FixtureRequest) -> Endpoint:
-    """Return one transport after the other."""
+async def endpoint(request: pytest.FixtureRequest) -> AsyncIterator[Endpoint]:
+    """Yield one transport after the other."""
     address: str = request.param
-    return Endpoint(address, transport(scheme_of(address)))
+    fabric = FakeFabric()
+    made: Transport
+    real = os.environ.get(REAL_ADDRESS)
+    if real and address.startswith("rdma://"):
+        address, made = f"rdma://{real}:0", transport("rdma")
+    elif address.startswith("rdma://"):
+        made = RdmaTransport(lambda: FakeVerbs(fabric))
+    elif address.startswith("auto://"):
+        made = AutoTransport(_no_verbs)
+    else:
+        made = transport(scheme_of(address))
+    yield Endpoint(address, made)
+    assert fabric.leaks() == {}
+
+
+def _no_verbs() -> Verbs:
+    raise ConfigError("RDMA cannot be used: pyverbs is not installed")

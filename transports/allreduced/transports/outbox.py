@@ -116,6 +116,10 @@ class Outbox:
         self._activate(share).add(outgoing)
         return True
 
+    def find(self, send: int) -> Outgoing | None:
+        """Return a send that is under way."""
+        return self._sends.get(send)
+
     def take(self) -> OutgoingFrame | None:
         """Cut the next frame off, for a data flow that is free."""
         if not self._active:

@@ -10,7 +10,9 @@ from allreduced.core.errors import ConfigError, InternalError
 from allreduced.transports.base import Transport
 
 _MODULES: Final[dict[str, str]] = {
+    "auto": "allreduced.transports.rdma.auto",
     "inproc": "allreduced.transports.inproc",
+    "rdma": "allreduced.transports.rdma.required",
     "tcp": "allreduced.transports.tcp",
 }
 """Where each scheme is implemented. The module's ``TRANSPORT`` is a class without constructor arguments."""

@@ -87,7 +87,7 @@ class FlowLink(FlowOwner):
 
     def send_carrier(self, payload: bytes) -> None:
         """Say something to the other end of this transport, on the control flow."""
-        if self.is_alive():
+        if self.is_alive() and not self._bye_sent:  # behind the goodbye nobody needs it any more
             self._control.queue(wire.CARRIER, payload)
 
     # Told by the flows

@@ -1,0 +1,281 @@
+"""Runs the negotiation of a link over its authenticated control flow, and makes the link."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from allreduced.core.errors import AgentUnavailable, ConfigError, ProtocolError
+from allreduced.transports.base import LinkOptions
+from allreduced.transports.rdma import negotiation, wire
+from allreduced.transports.rdma.devices import choose
+from allreduced.transports.rdma.endpoint import Endpoint
+from allreduced.transports.rdma.link import RdmaLink, RemoteEnd
+from allreduced.transports.rdma.negotiation import PairEnd, Side
+from allreduced.transports.rdma.options import RdmaOptions
+from allreduced.transports.rdma.verbs_port import (
+    LocalPort,
+    PathTo,
+    SendKind,
+    SendRequest,
+    Verbs,
+    VerbsError,
+)
+from allreduced.transports.tcp.conversation import Conversation, decline, declined
+from allreduced.transports.tcp.dial import Opened
+from allreduced.transports.tcp.link import FlowLink
+from allreduced.transports.tcp.listener import Accepted
+
+_log = logging.getLogger("allreduced.transports.rdma")
+
+_PROOF_SHARE: Final = 0.25
+"""Of the timeout of handshakes, for the proof of one direction."""
+
+
+class _Unfit(Exception):
+    """RDMA cannot be used for this link; the message says why."""
+
+
+class _Half:
+    """This end of a link whose queue pairs are not connected yet."""
+
+    def __init__(self, verbs: Verbs, host: str, options: LinkOptions, flows: int) -> None:
+        self.options = options
+        rdma = options.rdma
+        try:
+            self.local = choose(verbs.devices(), rdma, host)
+            self.endpoint = Endpoint(verbs, self.local, rdma, flows)
+        except ConfigError as error:
+            raise _Unfit(error.message) from error
+        except VerbsError as error:
+            raise _Unfit(str(error)) from error
+        self.side = _side(self.local, rdma, self.endpoint)
+
+    def connect(self, there: Side) -> int:
+        """Connect all queue pairs and return the path MTU."""
+        problem = negotiation.mismatch(self.side, there)
+        if problem:
+            raise _Unfit(problem)
+        rdma = self.options.rdma
+        mtu = min(self.side.mtu, there.mtu)
+        try:
+            for pair, mine, theirs in zip(self.endpoint.pairs, self.side.pairs, there.pairs, strict=True):
+                pair.connect(
+                    PathTo(
+                        self.local,
+                        mtu,
+                        there.gid,
+                        there.lid,
+                        theirs.number,
+                        mine.psn,
+                        theirs.psn,
+                        rdma.timeout,
+                        rdma.retry_count,
+                        rdma.rnr_retry,
+                        rdma.traffic_class,
+                        rdma.service_level,
+                        rdma.hop_limit,
+                    )
+                )
+        except VerbsError as error:
+            raise _Unfit(str(error)) from error
+        return mtu
+
+    async def prove(self, there: Side, mtu: int) -> None:
+        """Send a packet of full length on each queue pair, and return when the other end has them."""
+        endpoint = self.endpoint
+        length = min(mtu, endpoint.out.size, wire.HEADER + there.small)
+        head = wire.header(wire.PROBE)
+        timeout = self.options.handshake_timeout * _PROOF_SHARE
+        try:
+            async with asyncio.timeout(timeout):
+                for index, pair in enumerate(endpoint.pairs):
+                    slot = index  # free until the link starts
+                    with endpoint.out.view(slot, length) as view:
+                        view[: len(head)] = head
+                    pair.post_send(
+                        [SendRequest(0, SendKind.SEND, endpoint.out.address(slot), length, endpoint.out.key)]
+                    )
+                missing = len(endpoint.pairs)
+                while missing:
+                    found = endpoint.sends.poll(missing)
+                    failed = [completion.error for completion in found if completion.error]
+                    if failed:
+                        raise _Unfit(f"{_text(there.gid)} cannot be reached by RDMA: {failed[0]}")
+                    missing -= len(found)
+                    if not found:
+                        await _event(endpoint)
+        except TimeoutError as error:
+            raise _Unfit(f"{_text(there.gid)} did not answer by RDMA within {timeout:g} s") from error
+        except VerbsError as error:
+            raise _Unfit(str(error)) from error
+
+    def remote_end(self, there: Side) -> RemoteEnd:
+        """Return what the link must know of the other end."""
+        return RemoteEnd(there.depth, there.small, there.tag)
+
+    def close(self) -> None:
+        """Give everything back; the link does not come about."""
+        self.endpoint.close()
+
+
+def _side(local: LocalPort, rdma: RdmaOptions, endpoint: Endpoint) -> Side:
+    pairs = tuple(PairEnd(pair.number, secrets.randbits(24)) for pair in endpoint.pairs)
+    return Side(
+        local.link_layer,
+        local.gid.gid,
+        local.lid,
+        local.mtu,
+        rdma.depth,
+        rdma.small,
+        secrets.randbits(64) | 1,
+        pairs,
+    )
+
+
+def _text(gid: bytes) -> str:
+    address = ipaddress.IPv6Address(gid)
+    return str(address.ipv4_mapped or address)
+
+
+async def _event(endpoint: Endpoint) -> None:
+    """Wait until the send queue may have something. The queue was just seen empty."""
+    loop = asyncio.get_running_loop()
+    queue = endpoint.sends
+    queue.arm()
+    woken: asyncio.Future[None] = loop.create_future()
+
+    def readable() -> None:
+        queue.take_event()
+        if not woken.done():
+            woken.set_result(None)
+
+    loop.add_reader(queue.descriptor, readable)
+    try:
+        await woken
+    finally:
+        loop.remove_reader(queue.descriptor)
+
+
+class RdmaNegotiator:
+    """Implements ``tcp.listener.Negotiator``, and the dialler's part.
+
+    ``verbs``: those of this machine, or why there are none. ``required``: RDMA or no link.
+    """
+
+    def __init__(self, verbs: Callable[[], Verbs], *, required: bool) -> None:
+        self._verbs = verbs
+        self.required = required
+
+    async def answer(self, accepted: Accepted, conversation: Conversation) -> FlowLink | str:
+        """Answer a dialler. Return the link, not started, or why the data goes by TCP."""
+        message = await conversation.receive()
+        reason = declined(message)
+        half: _Half | None = None
+        try:
+            if reason is not None:
+                raise _Unfit(f"the other end declined: {reason}")
+            offered = negotiation.read_offer(message)
+            version = negotiation.common_version(offered)
+            if version is None:
+                raise _Unfit(f"the other end speaks RDMA negotiations {offered.lowest} to {offered.highest}")
+            half = self._half(accepted.local_host, accepted.options, accepted.control.flows)
+            mtu = half.connect(offered.side)
+            await conversation.send(negotiation.answer(half.side, version))
+            await self._expect(conversation, negotiation.CONNECTED)
+            await half.prove(offered.side, mtu)
+            await conversation.send(bytes([negotiation.CONFIRMED]))
+        except _Unfit as error:
+            if half is not None:
+                half.close()
+            await conversation.send(decline(str(error)))
+            if self.required:
+                raise ProtocolError(f"no link but by RDMA here, and {error}") from error
+            return str(error)
+        except BaseException:
+            if half is not None:
+                half.close()
+            raise
+        return RdmaLink(
+            accepted.control.peer,
+            (accepted.sock, conversation.rest),
+            half.endpoint,
+            half.remote_end(offered.side),
+            tag=half.side.tag,
+            mtu=mtu,
+            initiator=False,
+            local_address=accepted.local,
+            remote_address=accepted.remote,
+            max_frame=accepted.options.max_frame,
+        )
+
+    async def offer(self, opened: Opened, conversation: Conversation) -> FlowLink | str:
+        """Ask the listener. Return the link, not started, or why the data goes by TCP.
+
+        :raises AgentUnavailable: RDMA is required, and cannot be used.
+        :raises ProtocolError: the listener answers what it must not.
+        """
+        half: _Half | None = None
+        ours = True
+        try:
+            try:
+                half = self._half(opened.local_host, opened.options, opened.options.flows)
+                await conversation.send(negotiation.offer(half.side))
+                ours = False
+                there = negotiation.read_answer(await self._answer(conversation)).side
+                ours = True
+                mtu = half.connect(there)
+                await half.prove(there, mtu)
+                await conversation.send(bytes([negotiation.CONNECTED]))
+                ours = False
+                await self._expect(conversation, negotiation.CONFIRMED)
+            except _Unfit as error:
+                if half is not None:
+                    half.close()
+                if ours:
+                    await conversation.send(decline(str(error)))
+                    await conversation.receive()  # the listener took note, and waits for data flows
+                if self.required:
+                    raise AgentUnavailable(
+                        f"no RDMA link to {opened.address}: {error}",
+                        hint="set the transport to auto where TCP will do for such links",
+                    ) from error
+                return str(error)
+        except BaseException:
+            if half is not None:
+                half.close()
+            raise
+        return RdmaLink(
+            opened.control.peer,
+            (opened.sock, conversation.rest),
+            half.endpoint,
+            half.remote_end(there),
+            tag=half.side.tag,
+            mtu=mtu,
+            initiator=True,
+            local_address=opened.local,
+            remote_address=opened.remote,
+            max_frame=opened.options.max_frame,
+        )
+
+    def _half(self, host: str, options: LinkOptions, flows: int) -> _Half:
+        try:
+            verbs = self._verbs()
+        except ConfigError as error:
+            raise _Unfit(error.message) from error
+        return _Half(verbs, host, options, flows)
+
+    async def _answer(self, conversation: Conversation) -> bytes:
+        message = await conversation.receive()
+        reason = declined(message)
+        if reason is not None:
+            raise _Unfit(f"the other end declined: {reason}")
+        return message
+
+    async def _expect(self, conversation: Conversation, kind: int) -> None:
+        if await self._answer(conversation) != bytes([kind]):
+            raise ProtocolError("an RDMA negotiation out of order")

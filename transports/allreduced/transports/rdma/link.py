@@ -1,0 +1,435 @@
+"""A link over RDMA: control flow over TCP, one queue pair per data flow, data straight into the posted memory.
+
+Large frames are written into place by the peer's device. The token of a posted receive carries its address and key;
+the region behind the key is exactly the posted memory, in a protection domain of this link, and is given back the
+moment the receive is over: with its last byte, when it is cancelled, or with the link.
+
+``cancel_receive`` asks the peer to stop first. It answers once no write to that memory is on its way; frames that it
+would have sent are told as skipped. Where it does not answer within ``REVOKE_TIMEOUT`` the region is given back all
+the same: the memory is safe then, and a write that comes later than that ends the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from allreduced.core.errors import ProtocolError
+from allreduced.core.identity import PeerIdentity
+from allreduced.transports.outbox import Outgoing, OutgoingFrame
+from allreduced.transports.postings import Posting, serial_of, token_of
+from allreduced.transports.rdma import wire
+from allreduced.transports.rdma.completions import CompletionWatch
+from allreduced.transports.rdma.endpoint import Endpoint
+from allreduced.transports.rdma.flow import RdmaFlow
+from allreduced.transports.rdma.memory import address_of
+from allreduced.transports.rdma.sender import Way
+from allreduced.transports.rdma.verbs_port import AsyncKind, Completion, CompletionKind, Region, VerbsError
+from allreduced.transports.tcp import wire as tcp_wire
+from allreduced.transports.tcp.link import Flow, FlowLink
+
+_log = logging.getLogger("allreduced.transports.rdma")
+
+REVOKE_TIMEOUT: Final = 2.0
+"""Seconds after which a cancelled receive is closed without the peer's consent."""
+MAX_REVOKED: Final = 1 << 16
+"""Revocations that are remembered; a write under an older one ends the link."""
+
+
+_LOOK: Final = 64
+"""Completions looked through for the cause of a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEnd:
+    """What the negotiation told of the other end."""
+
+    depth: int
+    """Receive requests that it has per queue pair."""
+    small: int
+    """Payload bytes that fit into one of its slots."""
+    tag: int
+    """Stands in all of its tokens."""
+
+
+@dataclass(slots=True)
+class _Departure:
+    """A send under way: where it goes, and its memory once that is registered."""
+
+    token: wire.Token
+    outgoing: Outgoing
+    region: Region | None = None
+    unregistrable: bool = False
+
+
+@dataclass(slots=True)
+class _Exposure:
+    """A receive that the peer may write to."""
+
+    posting: Posting
+    region: Region
+
+
+class RdmaLink(FlowLink):
+    """An authenticated link whose queue pairs are connected and proved. It owns ``endpoint``."""
+
+    _last_kind: ClassVar[int] = tcp_wire.CARRIER
+
+    def __init__(
+        self,
+        peer: PeerIdentity,
+        control: tuple[socket.socket, bytes],
+        endpoint: Endpoint,
+        remote: RemoteEnd,
+        *,
+        tag: int,
+        mtu: int,
+        initiator: bool,
+        local_address: str,
+        remote_address: str,
+        max_frame: int,
+    ) -> None:
+        self._endpoint = endpoint
+        self._remote = remote
+        self._tag = tag
+        self._exposed: dict[int, _Exposure] = {}
+        """By serial, the regions of receives that are posted or being cancelled."""
+        self._revoking: dict[int, asyncio.TimerHandle] = {}
+        self._departures: dict[int, _Departure] = {}
+        self._stopping: set[int] = set()
+        """Cancelled sends of which frames are still on their way."""
+        self._writing: dict[int, int] = {}
+        """By serial, frames that are being written into the peer's memory."""
+        self._revoked: OrderedDict[int, None] = OrderedDict()
+        self._to_confirm: set[int] = set()
+        self._warned = False
+        super().__init__(
+            peer,
+            control,
+            initiator=initiator,
+            local_address=local_address,
+            remote_address=remote_address,
+            max_frame=min(max_frame, endpoint.local.max_message),
+        )
+        local = endpoint.local
+        self.data_path = f"rdma {local.device} port {local.port} gid {local.gid.index} mtu {mtu}"
+        self._watches = [
+            CompletionWatch(
+                self.loop, queue, self.stats, self._completed, self._verbs_failed, solicited_only=solicited_only
+            )
+            for queue, solicited_only in ((endpoint.sends, False), (endpoint.receives, True))
+        ]
+
+    # The contract
+
+    def post_receive(self, receive: int, buffer: memoryview) -> bytes:  # noqa: D102 - see Link
+        serial = serial_of(super().post_receive(receive, buffer))
+        posting = self.postings.find(serial)
+        if posting is None:  # an empty one, or the link is over
+            return wire.Token(serial, self._tag).pack() if self.is_alive() else token_of(serial)
+        address = key = 0
+        if posting.size > self._endpoint.small:
+            address = address_of(posting.view)
+            region = self._register(address, posting.size, writable=True)
+            if region is not None:
+                self._exposed[serial] = _Exposure(posting, region)
+                key = region.remote_key
+        return wire.Token(serial, self._tag, posting.size, address, key).pack()
+
+    def cancel_receive(self, receive: int) -> None:  # noqa: D102 - see Link
+        posting = self.postings.cancel(receive)
+        if posting is None:
+            return
+        self._quarantine.add(receive)
+        if posting.in_flight:
+            self._redirect(posting)
+        exposure = self._exposed.get(posting.serial)
+        if exposure is None:
+            self._free_if_quiet(posting)
+            return
+        self._revoking[posting.serial] = self.loop.call_later(REVOKE_TIMEOUT, self._not_confirmed, posting.serial)
+        self.send_carrier(wire.Revoke(posting.serial).pack())
+
+    def send(  # noqa: D102 - see Link
+        self,
+        send: int,
+        token: bytes,
+        offset: int,
+        buffer: memoryview,
+        *,
+        tag: int = 0,
+        priority: int = 0,
+        share: int = 0,
+    ) -> None:
+        if send in self._stopping:
+            raise ValueError(f"send {send} is being cancelled; its memory is not free yet")
+        try:
+            target = wire.read_token(token)
+        except ProtocolError:
+            super().send(
+                send, token, offset, buffer, tag=tag, priority=priority, share=share
+            )  # says what is wrong with it
+            return
+        super().send(send, token_of(target.serial), offset, buffer, tag=tag, priority=priority, share=share)
+        outgoing = self.outbox.find(send)
+        if outgoing is not None:
+            self._departures[send] = _Departure(target, outgoing)
+
+    def cancel_send(self, send: int) -> None:  # noqa: D102 - see Link
+        outgoing = self.outbox.cancel(send)
+        if outgoing is None:
+            return
+        self._detach(outgoing)
+        if outgoing.in_flight:
+            self._stopping.add(send)  # the device reads it; those frames arrive whole
+        else:
+            self._give_back(send)
+            outgoing.view.release()
+            self.tell(self.events.sent, send)
+
+    # For the flows
+
+    def way_of(self, frame: OutgoingFrame) -> Way:
+        """Decide how a frame goes; one that is written is counted as under way from now on."""
+        outgoing = frame.outgoing
+        if outgoing is None:
+            return Way(skip=True)
+        departure = self._departures[outgoing.send]
+        token = departure.token
+        if token.link != self._remote.tag or token.serial in self._revoked:
+            return Way(skip=True)
+        # A frame beyond the receive goes in messages too: the other end can tell then what is wrong with it.
+        if frame.length <= self._endpoint.small or not token.key or frame.offset + frame.length > token.size:
+            return Way()
+        region = departure.region
+        if region is None and not departure.unregistrable:
+            view = outgoing.view
+            region = departure.region = self._register(address_of(view), view.nbytes, writable=False)
+            departure.unregistrable = region is None
+        if region is None:
+            return Way()
+        self._writing[token.serial] = self._writing.get(token.serial, 0) + 1
+        return Way(
+            local_key=region.local_key,
+            remote_key=token.key,
+            remote_address=token.address + frame.offset,
+            send=outgoing.send,
+            end=outgoing.offset + outgoing.view.nbytes,
+        )
+
+    def write_done(self, serial: int) -> None:
+        """Take note that a frame that was written is in place."""
+        left = self._writing[serial] - 1
+        if left:
+            self._writing[serial] = left
+            return
+        del self._writing[serial]
+        if serial in self._to_confirm:
+            self._to_confirm.discard(serial)
+            self.send_carrier(wire.Revoked(serial).pack())
+
+    def frame_sent(self, frame: OutgoingFrame) -> None:  # noqa: D102 - see FlowOwner
+        self.stats.frames_sent += 1
+        self.stats.bytes_sent += frame.length
+        outgoing = frame.outgoing
+        if outgoing is None or outgoing.send not in self._stopping:
+            over = self.outbox.finished(frame)
+        else:
+            frame.payload.release()
+            outgoing.in_flight -= 1
+            over = None if outgoing.in_flight else outgoing.send
+            if over is not None:
+                self._stopping.discard(over)
+                outgoing.view.release()
+        if over is not None:
+            self._give_back(over)
+            self.tell(self.events.sent, over)
+
+    def landed(self, posting: Posting, offset: int, length: int, tag: int) -> None:
+        """Take note of a frame that is complete; with the last one nothing of the receive is exposed any more."""
+        if posting.landed + length == posting.size:
+            self._unexpose(posting.serial)
+        super().landed(posting, offset, length, tag)
+
+    # Told by the device
+
+    def _completed(self, completions: list[Completion]) -> None:
+        receiving: dict[int, RdmaFlow] = {}
+        for completion in completions:
+            if not self.is_alive():
+                return  # a callback ended the link
+            flow = self._by_pair[completion.pair]
+            if completion.error:
+                self._failed(completion)
+            elif completion.kind is CompletionKind.SENT:
+                flow.sender.completed(completion.identifier)
+            else:
+                self.last_received = self.loop.time()
+                receiving[completion.pair] = flow
+                try:
+                    flow.receiver.completed(completion)
+                except ProtocolError as error:
+                    self.violated(error)
+        if self.is_alive():
+            try:
+                for flow in receiving.values():
+                    flow.receiver.post_again()
+            except VerbsError as error:
+                self._verbs_failed(error)
+
+    def _failed(self, completion: Completion) -> None:
+        """End the link for a request that failed; a flushed one only tells that another did."""
+        reason = completion.error
+        if completion.flushed:
+            try:
+                causes = [
+                    other.error for other in self._endpoint.sends.poll(_LOOK) if other.error and not other.flushed
+                ]
+            except VerbsError:
+                causes = []
+            reason = causes[0] if causes else "the queue pair failed"
+        self.broken(f"RDMA by {self._endpoint.local.device}: {reason}")
+
+    def _verbs_failed(self, error: VerbsError) -> None:
+        self.broken(f"RDMA by {self._endpoint.local.device}: {error}")
+
+    def _news(self) -> None:
+        try:
+            news = self._endpoint.device.take_news()
+        except VerbsError as error:
+            self._verbs_failed(error)
+            return
+        if news.kind is not AsyncKind.OTHER:
+            self.broken(f"RDMA by {self._endpoint.local.device}: {news.text}")
+
+    # Told by the other end
+
+    def _carrier_frame(self, payload: bytes) -> None:
+        try:
+            message = wire.read_carrier(payload)
+            if isinstance(message, wire.Credit):
+                self._credited(message)
+            elif isinstance(message, wire.Revoke):
+                self._revoke(message.serial)
+            else:
+                self._confirmed(message.serial)
+        except ProtocolError as error:
+            self.violated(error)
+
+    def _credited(self, credit: wire.Credit) -> None:
+        if credit.flow >= len(self._flows):
+            raise ProtocolError(f"credits for flow {credit.flow} of {len(self._flows)}")
+        sender = self._flows[credit.flow].sender
+        if not 0 < credit.count <= self._remote.depth - sender.credits:
+            raise ProtocolError(f"{credit.count} credits, where it has {self._remote.depth} receive requests in all")
+        sender.credits += credit.count
+        sender.wake()
+
+    def _revoke(self, serial: int) -> None:
+        self._revoked[serial] = None
+        if len(self._revoked) > MAX_REVOKED:
+            self._revoked.popitem(last=False)
+        if serial in self._writing:
+            self._to_confirm.add(serial)
+        else:
+            self.send_carrier(wire.Revoked(serial).pack())
+
+    def _confirmed(self, serial: int) -> None:
+        timer = self._revoking.pop(serial, None)
+        if timer is not None:  # else it comes too late; the memory was taken back
+            timer.cancel()
+            self._close_revoked(serial)
+
+    def _not_confirmed(self, serial: int) -> None:
+        _log.warning(
+            "event=rdma_revocation_unanswered node=%s address=%s: the memory is taken back; a write that is under way"
+            " ends the link",
+            self.peer.node,
+            self.remote_address,
+        )
+        del self._revoking[serial]
+        self._close_revoked(serial)
+
+    def _close_revoked(self, serial: int) -> None:
+        posting = self._exposed[serial].posting
+        self._unexpose(serial)
+        self._free_if_quiet(posting)
+
+    # Asked for by FlowLink
+
+    def _make_flows(self) -> Sequence[Flow]:
+        # The proof of each direction used up one request.
+        self._flows = [
+            RdmaFlow(self, index, self._endpoint, credit=self._remote.depth - 1, room=self._remote.small)
+            for index in range(len(self._endpoint.pairs))
+        ]
+        self._by_pair = {flow.pair.number: flow for flow in self._flows}
+        return self._flows
+
+    def _start(self) -> None:
+        super()._start()
+        self.loop.add_reader(self._endpoint.device.descriptor, self._news)
+        for watch in self._watches:
+            watch.start()
+
+    def _tear_down(self) -> None:
+        for watch in self._watches:
+            watch.stop()
+        self.loop.remove_reader(self._endpoint.device.descriptor)
+        for timer in self._revoking.values():
+            timer.cancel()
+        self._revoking.clear()
+        self._endpoint.close()  # from here on the device touches nothing
+        super()._tear_down()
+        self._exposed.clear()
+        for send in self._stopping:
+            self._departures[send].outgoing.view.release()
+            self.tell(self.events.sent, send)
+        self._stopping.clear()
+        self._departures.clear()
+
+    # Inside
+
+    def _free_if_quiet(self, posting: Posting) -> None:
+        if posting.serial not in self._exposed:  # else it is free once the peer cannot write to it any more
+            super()._free_if_quiet(posting)
+
+    def _register(self, address: int, length: int, *, writable: bool) -> Region | None:
+        """Register memory of the owner, or return None: it is copied through messages then."""
+        try:
+            return self._endpoint.register(address, length, writable=writable)
+        except VerbsError as error:
+            if not self._warned:
+                self._warned = True
+                _log.warning(
+                    "event=rdma_registration_failed node=%s bytes=%d error=%r: such data is copied on this link;"
+                    " is the limit for locked memory (ulimit -l) high enough?",
+                    self.peer.node,
+                    length,
+                    str(error),
+                )
+            return None
+
+    def _unexpose(self, serial: int) -> None:
+        exposure = self._exposed.pop(serial, None)
+        if exposure is not None:
+            self._release(exposure.region)
+
+    def _give_back(self, send: int) -> None:
+        """Forget a send that is over."""
+        departure = self._departures.pop(send, None)
+        for flow in self._flows:
+            flow.sender.forget(send)
+        if departure is not None and departure.region is not None:
+            self._release(departure.region)
+
+    def _release(self, region: Region) -> None:
+        try:
+            self._endpoint.release(region)
+        except VerbsError as error:
+            self._verbs_failed(error)  # that closes the queue pairs, and nothing is touched any more

@@ -1,0 +1,5 @@
+"""What the registry finds under ``rdma``."""
+
+from allreduced.transports.rdma.transport import RdmaTransport
+
+TRANSPORT = RdmaTransport
