@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import secrets
 from collections.abc import Callable
@@ -12,8 +11,9 @@ from typing import Final
 from allreduced.core.errors import AgentUnavailable, ConfigError, ProtocolError
 from allreduced.transports.base import LinkOptions
 from allreduced.transports.rdma import negotiation, wire
-from allreduced.transports.rdma.devices import choose
+from allreduced.transports.rdma.devices import agree, choose, gid_text
 from allreduced.transports.rdma.endpoint import Endpoint
+from allreduced.transports.rdma.interfaces import port_gid
 from allreduced.transports.rdma.link import RdmaLink, RemoteEnd
 from allreduced.transports.rdma.negotiation import PairEnd, Side
 from allreduced.transports.rdma.options import RdmaOptions
@@ -47,7 +47,7 @@ class _Half:
         self.options = options
         rdma = options.rdma
         try:
-            self.local = choose(verbs.devices(), rdma, host)
+            self.local = choose(verbs.devices(), rdma, host, port_gid(host))
             self.endpoint = Endpoint(verbs, self.local, rdma, flows)
         except ConfigError as error:
             raise _Unfit(error.message) from error
@@ -57,12 +57,11 @@ class _Half:
 
     def connect(self, there: Side) -> int:
         """Connect all queue pairs and return the path MTU."""
-        problem = negotiation.mismatch(self.side, there)
-        if problem:
-            raise _Unfit(problem)
+        if len(there.pairs) != len(self.side.pairs):
+            raise ProtocolError(f"an RDMA end with {len(there.pairs)} queue pairs, {len(self.side.pairs)} are wanted")
         rdma = self.options.rdma
-        mtu = min(self.side.mtu, there.mtu)
         try:
+            mtu = agree(self.local, rdma, layer=there.link_layer, kind=there.kind, gid=there.gid, mtu=there.mtu)
             for pair, mine, theirs in zip(self.endpoint.pairs, self.side.pairs, there.pairs, strict=True):
                 pair.connect(
                     PathTo(
@@ -81,6 +80,8 @@ class _Half:
                         rdma.hop_limit,
                     )
                 )
+        except ConfigError as error:
+            raise _Unfit(error.message) from error
         except VerbsError as error:
             raise _Unfit(str(error)) from error
         return mtu
@@ -105,12 +106,12 @@ class _Half:
                     found = endpoint.sends.poll(missing)
                     failed = [completion.error for completion in found if completion.error]
                     if failed:
-                        raise _Unfit(f"{_text(there.gid)} cannot be reached by RDMA: {failed[0]}")
+                        raise _Unfit(f"{gid_text(there.gid)} cannot be reached by RDMA: {failed[0]}")
                     missing -= len(found)
                     if not found:
                         await _event(endpoint)
         except TimeoutError as error:
-            raise _Unfit(f"{_text(there.gid)} did not answer by RDMA within {timeout:g} s") from error
+            raise _Unfit(f"{gid_text(there.gid)} did not answer by RDMA within {timeout:g} s") from error
         except VerbsError as error:
             raise _Unfit(str(error)) from error
 
@@ -127,6 +128,7 @@ def _side(local: LocalPort, rdma: RdmaOptions, endpoint: Endpoint) -> Side:
     pairs = tuple(PairEnd(pair.number, secrets.randbits(24)) for pair in endpoint.pairs)
     return Side(
         local.link_layer,
+        local.gid.kind,
         local.gid.gid,
         local.lid,
         local.mtu,
@@ -135,11 +137,6 @@ def _side(local: LocalPort, rdma: RdmaOptions, endpoint: Endpoint) -> Side:
         secrets.randbits(64) | 1,
         pairs,
     )
-
-
-def _text(gid: bytes) -> str:
-    address = ipaddress.IPv6Address(gid)
-    return str(address.ipv4_mapped or address)
 
 
 async def _event(endpoint: Endpoint) -> None:
@@ -202,7 +199,7 @@ class RdmaNegotiator:
             raise
         return RdmaLink(
             accepted.control.peer,
-            (accepted.sock, conversation.rest),
+            conversation.end(),
             half.endpoint,
             half.remote_end(offered.side),
             tag=half.side.tag,
@@ -251,7 +248,7 @@ class RdmaNegotiator:
             raise
         return RdmaLink(
             opened.control.peer,
-            (opened.sock, conversation.rest),
+            conversation.end(),
             half.endpoint,
             half.remote_end(there),
             tag=half.side.tag,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from allreduced.transports.outbox import Outgoing, OutgoingFrame
 from allreduced.transports.postings import Posting, serial_of, token_of
 from allreduced.transports.rdma import wire
 from allreduced.transports.rdma.completions import CompletionWatch
+from allreduced.transports.rdma.devices import path_text
 from allreduced.transports.rdma.endpoint import Endpoint
 from allreduced.transports.rdma.flow import RdmaFlow
 from allreduced.transports.rdma.memory import address_of
@@ -32,6 +32,7 @@ from allreduced.transports.rdma.sender import Way
 from allreduced.transports.rdma.verbs_port import AsyncKind, Completion, CompletionKind, Region, VerbsError
 from allreduced.transports.tcp import wire as tcp_wire
 from allreduced.transports.tcp.link import Flow, FlowLink
+from allreduced.transports.tcp.stream import Stream
 
 _log = logging.getLogger("allreduced.transports.rdma")
 
@@ -83,7 +84,7 @@ class RdmaLink(FlowLink):
     def __init__(
         self,
         peer: PeerIdentity,
-        control: tuple[socket.socket, bytes],
+        control: Stream,
         endpoint: Endpoint,
         remote: RemoteEnd,
         *,
@@ -116,8 +117,7 @@ class RdmaLink(FlowLink):
             remote_address=remote_address,
             max_frame=min(max_frame, endpoint.local.max_message),
         )
-        local = endpoint.local
-        self.data_path = f"rdma {local.device} port {local.port} gid {local.gid.index} mtu {mtu}"
+        self.data_path = path_text(endpoint.local, mtu)
         self._watches = [
             CompletionWatch(
                 self.loop, queue, self.stats, self._completed, self._verbs_failed, solicited_only=solicited_only

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from allreduced.core.errors import ProtocolError
-from allreduced.transports.rdma.verbs_port import MTUS, LinkLayer
+from allreduced.transports.rdma.verbs_port import MTUS, GidKind, LinkLayer
 
 LOWEST_VERSION: Final = 1
 HIGHEST_VERSION: Final = 1
@@ -27,10 +27,12 @@ MIN_SMALL: Final = 256
 MAX_SMALL: Final = 64 << 10
 
 _HEAD = struct.Struct("<BHH")  # kind, lowest, highest (an answer: both are the version that is spoken)
-_SIDE = struct.Struct("<B16sHHHIQB")  # link layer, gid, lid, mtu, depth, small, tag, pairs
+_SIDE = struct.Struct("<BB16sHHHIQB")  # link layer, kind of gid, gid, lid, mtu, depth, small, tag, pairs
 _PAIR = struct.Struct("<II")  # number, first packet
 
 _LAYERS: Final[dict[int, LinkLayer]] = {1: "infiniband", 2: "ethernet"}
+_KINDS: Final[dict[int, GidKind]] = {0: "ib", 1: "roce_v1", 2: "roce_v2"}
+_KIND_NUMBERS: Final = {kind: number for number, kind in _KINDS.items()}
 _LAYER_NUMBERS: Final = {layer: number for number, layer in _LAYERS.items()}
 
 
@@ -47,6 +49,7 @@ class Side:
     """What one end of a link tells the other."""
 
     link_layer: LinkLayer
+    kind: GidKind
     gid: bytes
     lid: int
     mtu: int
@@ -109,18 +112,10 @@ def common_version(offered: Offer) -> int | None:
     return version if version >= max(LOWEST_VERSION, offered.lowest) else None
 
 
-def mismatch(here: Side, there: Side) -> str:
-    """Return why two ends cannot be connected; empty where they can."""
-    if here.link_layer != there.link_layer:
-        return f"one end is {here.link_layer}, the other {there.link_layer}"
-    if len(here.pairs) != len(there.pairs):
-        return f"one end has {len(here.pairs)} queue pairs, the other {len(there.pairs)}"
-    return ""
-
-
 def _pack(side: Side) -> bytes:
     head = _SIDE.pack(
         _LAYER_NUMBERS.get(side.link_layer, 0),
+        _KIND_NUMBERS[side.kind],
         side.gid,
         side.lid,
         side.mtu,
@@ -138,16 +133,23 @@ def _read(data: bytes, expected: int) -> tuple[int, int, Side]:
     kind, lowest, highest = _HEAD.unpack_from(data)
     if kind != expected or lowest > highest:
         raise ProtocolError(f"a message of kind {kind} in an RDMA negotiation, where {expected} was expected")
-    number, gid, lid, mtu, depth, small, tag, count = _SIDE.unpack_from(data, _HEAD.size)
+    number, gid_kind, gid, lid, mtu, depth, small, tag, count = _SIDE.unpack_from(data, _HEAD.size)
     pairs = data[_HEAD.size + _SIDE.size :]
     if len(pairs) != count * _PAIR.size:
         raise ProtocolError(f"{len(pairs)} bytes for {count} queue pairs in an RDMA negotiation")
-    layer = _LAYERS.get(number)
-    if layer is None or mtu not in MTUS or depth < MIN_DEPTH or not MIN_SMALL <= small <= MAX_SMALL or not tag:
+    layer, kind_of_gid = _LAYERS.get(number), _KINDS.get(gid_kind)
+    if (
+        layer is None
+        or kind_of_gid is None
+        or mtu not in MTUS
+        or depth < MIN_DEPTH
+        or not MIN_SMALL <= small <= MAX_SMALL
+        or not tag
+    ):
         raise ProtocolError(
             f"an RDMA end that cannot be: link layer {number}, mtu {mtu}, depth {depth}, messages of {small} bytes"
         )
     ends = tuple(PairEnd(*fields) for fields in _PAIR.iter_unpack(pairs))
     if any(end.number >= 1 << 24 or end.psn >= 1 << 24 for end in ends):
         raise ProtocolError("a queue pair of more than 24 bits in an RDMA negotiation")
-    return lowest, highest, Side(layer, gid, lid, mtu, depth, small, tag, ends)
+    return lowest, highest, Side(layer, kind_of_gid, gid, lid, mtu, depth, small, tag, ends)

@@ -13,7 +13,7 @@ from allreduced.transports.rdma.agreement import RdmaNegotiator
 from allreduced.transports.rdma.verbs import load
 from allreduced.transports.rdma.verbs_port import Verbs
 from allreduced.transports.tcp.conversation import Conversation
-from allreduced.transports.tcp.dial import finish_over_tcp, open_control, sockets_of_a_link, unavailable
+from allreduced.transports.tcp.dial import finish_over_tcp, open_control, streams_of_a_link, unavailable
 from allreduced.transports.tcp.link import FlowLink
 from allreduced.transports.tcp.listener import listen
 
@@ -38,9 +38,9 @@ class _NegotiatingTransport(Transport):
         return await listen(address, accepted, options, self.scheme, self._negotiator)
 
     async def connect(self, address: str, events: LinkEvents, options: LinkOptions) -> Link:
-        async with sockets_of_a_link() as sockets:
-            opened = await open_control(address, options, sockets, self.scheme)
-            conversation = Conversation(opened.sock, opened.control.trailing)
+        async with streams_of_a_link() as streams:
+            opened = await open_control(address, options, streams, self.scheme)
+            conversation = Conversation(opened.stream)
             link: FlowLink
             try:
                 async with asyncio.timeout(options.handshake_timeout):
@@ -52,7 +52,8 @@ class _NegotiatingTransport(Transport):
             if isinstance(made, FlowLink):
                 link = made
             else:
-                link = await finish_over_tcp(opened, conversation.rest, sockets)
+                conversation.end()
+                link = await finish_over_tcp(opened, streams)
                 link.fallback_reason = made
         link.start(events)
         return link
