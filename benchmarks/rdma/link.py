@@ -151,7 +151,10 @@ def measure(start: Callable[[str], Copy], address: str, nbytes: int, times: int)
     assert far.stdout is not None
     assert far.stdin is not None
     try:
-        return asyncio.run(_measure(far.stdout.readline().decode().strip(), nbytes, times))
+        listening = far.stdout.readline().decode().strip()
+        if not listening:
+            raise SystemExit(f"nobody listens at {address}")
+        return asyncio.run(_measure(listening, nbytes, times))
     finally:
         far.kill()
         far.wait()
