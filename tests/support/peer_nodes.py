@@ -19,8 +19,9 @@ from allreduced.daemon.membership.events import FrameArrived, LinkLost, PeerDown
 from allreduced.daemon.peers import Peers
 from allreduced.daemon.timing import derived
 from allreduced.protocol.handshake import HIGHEST_VERSION, LOWEST_VERSION, SecretAuthenticator
-from allreduced.transports.base import Link, LinkOptions, Listener
+from allreduced.transports.base import Link, LinkOptions, Listener, Transport
 from allreduced.transports.inproc import InprocLink, InprocListener
+from allreduced.transports.rdma.options import RdmaOptions
 from allreduced.transports.registry import transport
 
 KEY = GroupKey(0, "job", "world")
@@ -113,6 +114,9 @@ async def make_node(
     advertise: bool = True,
     versions: tuple[int, int] = (LOWEST_VERSION, HIGHEST_VERSION),
     listen: str = "inproc://{}:0",
+    find: Callable[[str], Transport] = transport,
+    rdma_expected: bool = False,
+    rdma: RdmaOptions | None = None,
 ) -> Node:
     sink, timing = Sink(), derived(timeout)
     lowest, highest = versions
@@ -120,8 +124,9 @@ async def make_node(
         authenticator=SecretAuthenticator(name, incarnation, secret, lowest=lowest, highest=highest),
         connect_timeout=timing.connect,
         handshake_timeout=timing.connect,
+        rdma=rdma or RdmaOptions(),
     )
-    peers = Peers(name, incarnation, sink, options, transport, timing=timing)
+    peers = Peers(name, incarnation, sink, options, find, timing=timing, rdma_expected=rdma_expected)
     node = Node(sink, peers, await peers.listen(listen.format(name)))
     if watch:
         peers.start(node.address if advertise else "")

@@ -21,7 +21,7 @@ def test_the_default_gives_these_times() -> None:
         longest_pause=0.5,
         stagger=0.625,
         give_up=7.5,
-        confirm=0.005,
+        confirm=0.02,
     )
 
 

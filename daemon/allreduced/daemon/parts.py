@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from allreduced.core.errors import AgentUnavailable, ConfigError
 from allreduced.daemon import logs
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
+from allreduced.daemon.carrier import TCP, carried
 from allreduced.daemon.driver import Driver
 from allreduced.daemon.engine.engine import Engine
 from allreduced.daemon.engine.limits import Limits as EngineLimits
@@ -23,6 +24,7 @@ from allreduced.daemon.membership.membership import Membership
 from allreduced.daemon.memory_share import default_total
 from allreduced.daemon.peers import Peers
 from allreduced.daemon.process_state import process_state
+from allreduced.daemon.rdma_use import choose
 from allreduced.daemon.report import AgentFacts, make_report
 from allreduced.daemon.settings import Limits, Settings, secret_bytes
 from allreduced.daemon.status import StatusService, status_wait
@@ -68,6 +70,7 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
     secret = secret_bytes(settings)
     limits, timing, engine_settings = settings.limits, settings.timing, settings.engine
     total = limits.arena_bytes or default_total()
+    carriage = choose(settings, total)
     arenas = ArenaTable(_arena_limits(limits, total))
     threads = engine_settings.threads or min(len(engine_settings.cpus) or len(os.sched_getaffinity(0)), MAX_THREADS)
     kernels = _kernels(threads, engine_settings.cpus, engine_settings.nice)
@@ -96,9 +99,11 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
             connect_timeout=timing.connect,
             handshake_timeout=timing.connect,
             max_pending_handshakes=limits.pending_handshakes,
+            rdma=settings.rdma_options,
         ),
-        transport,
+        carried(transport, carriage),
         timing=timing,
+        rdma_expected=carriage.scheme != TCP,
     )
     started = time.monotonic()
 

@@ -17,12 +17,15 @@ from allreduced.protocol.change import Accept, Accepted, Committed, Prepare, Pro
 from allreduced.protocol.peer import (
     Announce,
     Broken,
+    Confirm,
     Form,
     Frame,
     Goodbye,
     Heartbeat,
     Left,
+    MoreGrants,
     PeerTable,
+    Ready,
     Refuse,
     Retract,
     Status,
@@ -222,6 +225,8 @@ class PeerLink(LinkEvents):
     def _take(self, payload: bytes) -> None:
         frame = self._decode(payload)
         match frame:
+            case Ready() | MoreGrants() | Confirm():  # first: each operation has some, and cases are tried in turn
+                self._sink.engine_event(engine_events.FrameArrived(self.node, frame))
             case None | Heartbeat():
                 pass
             case Goodbye():

@@ -52,7 +52,7 @@ LOST_SHOWN = 3600.0
 class Peers(LinkOwner):
     """Implements ``PeerPort``. Use it on one loop: listen, :meth:`start`, add whom to dial, in the end :meth:`close`.
 
-    ``transport``: finds a transport by its scheme.
+    ``transport``: finds a transport by its scheme. ``rdma_expected``: a link whose data goes by TCP is worth a warning.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Peers(LinkOwner):
         transport: Callable[[str], Transport],
         *,
         timing: Timing,
+        rdma_expected: bool = False,
     ) -> None:
         self.sink = sink
         self.on_status: Callable[[str, StatusFrame], None] | None = None
@@ -73,6 +74,7 @@ class Peers(LinkOwner):
         self._options = options
         self._transport = transport
         self._timing = timing
+        self._rdma_expected = rdma_expected
         self._log = LogLimit(logger)
         self._up: dict[str, PeerLink] = {}
         self._liveness = Liveness(timing)
@@ -303,6 +305,7 @@ class Peers(LinkOwner):
         link.contested = False
         self._up[link.node] = link
         link.settled.set()
+        self._log_carrier(link)
         # The first frame tells the other side that this link was chosen.
         table = [(other.node, other.address) for other in self._up.values() if other.address and other is not link]
         own = [(self._node, self._advertised)] if self._advertised else []
@@ -311,6 +314,11 @@ class Peers(LinkOwner):
         self._watch.schedule()
         self._diallers.wake(link.node)
         link.replay()
+
+    def _log_carrier(self, link: PeerLink) -> None:
+        scheme, way = carrier(link.link)
+        level = logging.WARNING if self._rdma_expected and link.link.fallback_reason else logging.INFO
+        logger.log(level, "event=link_used node=%s data=%s way=%r", link.node, scheme, way)
 
     def _refuse(self, link: PeerLink, reason: str) -> None:
         """Drop a link that is not used, which is nobody's fault."""

@@ -16,7 +16,7 @@ LONGEST = 3600.0
 """Seconds of the longest one."""
 
 _FIRST_PAUSE = 0.05
-_CONFIRM_DELAY = 5e-3
+_CONFIRM_DELAY = 20e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

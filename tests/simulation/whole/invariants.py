@@ -171,8 +171,8 @@ def _together(world: World, good: Seat, bad: Seat, key: tuple[str, int]) -> bool
         return False  # it cannot give the result to anybody any more, and who else had it may be gone as well
     generation = min(good.delivered[key][0], bad.failed[key][0])
     for end, (change, _) in good.installed.items():
-        if end >= generation and end in bad.installed and bad.installed[end][0] == change:
-            return True
+        if end >= generation and end in bad.installed:
+            return bad.installed[end][0] == change  # where they differ one went on alone, and that is judged by itself
     if any((seat.group, seat.generation) in world.history.changes for seat in (good, bad)):
         return False  # the others went on without one of them
     ended = max(good.delivered[key][1], ended)

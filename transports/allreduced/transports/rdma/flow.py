@@ -35,9 +35,10 @@ class RdmaFlow:
         """Send what there is; what comes is brought by the link."""
         self.sender.wake()
 
-    def wake(self) -> None:
-        """Take frames soon, if this flow is free."""
+    def wake(self) -> bool:
+        """Take frames soon, if this flow is free. Others are to be woken too: this one may lack credits."""
         self.sender.wake()
+        return False
 
     def redirect(self, posting: Posting) -> None:
         """Drop the rest of a frame that was meant for this posting."""

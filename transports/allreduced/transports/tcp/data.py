@@ -56,11 +56,13 @@ class DataFlow:
         if self._stream.buffered:
             self._loop.call_soon(self._readable)
 
-    def wake(self) -> None:
-        """Take frames soon, if this flow is free."""
-        if self._open and not self._scheduled and not self._writing:
-            self._scheduled = True
-            self._loop.call_soon(self._writable)
+    def wake(self) -> bool:
+        """Take frames soon, if this flow is free; return whether it was."""
+        if not self._open or self._scheduled or self._writing:
+            return False
+        self._scheduled = True
+        self._loop.call_soon(self._writable)
+        return True
 
     def redirect(self, posting: Posting) -> None:
         """Receive the rest of a frame into the drop buffer where it was meant for this posting."""
@@ -181,19 +183,22 @@ class DataFlow:
     # Writing
 
     def _writable(self) -> None:
-        self._scheduled = False
+        self._scheduled = True  # while it runs it takes what comes, and need not be woken
         budget, frames = BYTES_PER_WAKE, FRAMES_PER_WAKE
         while self._open:
             if not self._head and not self._body and not self._next():
+                self._scheduled = False
                 self._rest()
                 return
             if budget <= 0 or frames <= 0:
-                if not self._writing:
-                    self.wake()
+                self._scheduled = not self._writing
+                if self._scheduled:
+                    self._loop.call_soon(self._writable)
                 return
             try:
                 sent = self._stream.send((self._head, self._body) if self._head else (self._body,))
             except (BlockingIOError, InterruptedError):
+                self._scheduled = False
                 self._watch(writable=True)
                 return
             except OSError as error:
@@ -214,6 +219,7 @@ class DataFlow:
             self._frame = frame
             self._head = memoryview(wire.data_header(wire.PAYLOAD, frame.length, frame.serial, frame.offset, frame.tag))
             self._body = frame.payload[:]
+            self._link.frame_taken()
             return True
         if self._link.is_closing() and not self._end_queued:
             self._end_queued = True

@@ -31,8 +31,8 @@ class Flow(Protocol):
     def start(self) -> None:
         """Begin to read."""
 
-    def wake(self) -> None:
-        """Take frames soon, if this flow is free."""
+    def wake(self) -> bool:
+        """Take frames soon, if this flow is free. Return whether it was, so that no other need be woken."""
 
     def redirect(self, posting: Posting) -> None:
         """Drop the rest of a frame that was meant for this posting."""
@@ -135,7 +135,11 @@ class FlowLink(FlowOwner):
         self.stats.bytes_sent += frame.length
         over = self.outbox.finished(frame)
         if over is not None:
-            self.tell(self.events.sent, over)
+            self.tell_now(self.events.sent, over)
+
+    def frame_taken(self) -> None:  # noqa: D102 - see FlowOwner
+        if self.outbox.waiting:
+            self._wake()
 
     # Asked for by QueuedLink
 
@@ -148,8 +152,10 @@ class FlowLink(FlowOwner):
         self._control.queue(wire.PAYLOAD, payload)
 
     def _wake(self) -> None:
+        # One: a second that finds nothing left costs as much as a small frame. It wakes the next where more is there.
         for flow in self._data:
-            flow.wake()
+            if flow.wake():
+                break
 
     def _redirect(self, posting: Posting) -> None:
         for flow in self._data:
@@ -161,7 +167,8 @@ class FlowLink(FlowOwner):
 
     def _close_in_order(self) -> None:
         self._control.queue(wire.END, b"")
-        self._wake()
+        for flow in self._data:
+            flow.wake()
 
     def _tear_down(self) -> None:
         self._control.stop(reset=self._reset)

@@ -30,3 +30,7 @@ class FlowOwner(QueuedLink):
     @abc.abstractmethod
     def frame_sent(self, frame: OutgoingFrame) -> None:
         """Take note that a data frame was given to the kernel."""
+
+    @abc.abstractmethod
+    def frame_taken(self) -> None:
+        """Take note that a data flow took a frame out of the outbox: there may be more for another one."""
