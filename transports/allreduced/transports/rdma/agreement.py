@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable
 from typing import Final
@@ -18,6 +17,7 @@ from allreduced.transports.rdma.link import RdmaLink, RemoteEnd
 from allreduced.transports.rdma.negotiation import PairEnd, Side
 from allreduced.transports.rdma.options import RdmaOptions
 from allreduced.transports.rdma.verbs_port import (
+    Completion,
     LocalPort,
     PathTo,
     SendKind,
@@ -29,8 +29,7 @@ from allreduced.transports.tcp.conversation import Conversation, decline, declin
 from allreduced.transports.tcp.dial import Opened
 from allreduced.transports.tcp.link import FlowLink
 from allreduced.transports.tcp.listener import Accepted
-
-_log = logging.getLogger("allreduced.transports.rdma")
+from allreduced.transports.tcp.stream import Stream
 
 _PROOF_SHARE: Final = 0.25
 """Of the timeout of handshakes, for the proof of one direction."""
@@ -103,13 +102,11 @@ class _Half:
                     )
                 missing = len(endpoint.pairs)
                 while missing:
-                    found = endpoint.sends.poll(missing)
+                    found = endpoint.sends.poll(missing) or await _next(endpoint)
                     failed = [completion.error for completion in found if completion.error]
                     if failed:
                         raise _Unfit(f"{gid_text(there.gid)} cannot be reached by RDMA: {failed[0]}")
                     missing -= len(found)
-                    if not found:
-                        await _event(endpoint)
         except TimeoutError as error:
             raise _Unfit(f"{gid_text(there.gid)} did not answer by RDMA within {timeout:g} s") from error
         except VerbsError as error:
@@ -139,11 +136,14 @@ def _side(local: LocalPort, rdma: RdmaOptions, endpoint: Endpoint) -> Side:
     )
 
 
-async def _event(endpoint: Endpoint) -> None:
-    """Wait until the send queue may have something. The queue was just seen empty."""
+async def _next(endpoint: Endpoint) -> list[Completion]:
+    """Wait until the send queue has something, and return what it has; maybe nothing after all."""
     loop = asyncio.get_running_loop()
     queue = endpoint.sends
     queue.arm()
+    found = queue.poll(len(endpoint.pairs))  # what came before it was armed causes no event
+    if found:
+        return found
     woken: asyncio.Future[None] = loop.create_future()
 
     def readable() -> None:
@@ -156,6 +156,7 @@ async def _event(endpoint: Endpoint) -> None:
         await woken
     finally:
         loop.remove_reader(queue.descriptor)
+    return queue.poll(len(endpoint.pairs))
 
 
 class RdmaNegotiator:
@@ -180,7 +181,7 @@ class RdmaNegotiator:
             version = negotiation.common_version(offered)
             if version is None:
                 raise _Unfit(f"the other end speaks RDMA negotiations {offered.lowest} to {offered.highest}")
-            half = self._half(accepted.local_host, accepted.options, accepted.control.flows)
+            half = self._half(accepted.stream, accepted.local_host, accepted.options, accepted.control.flows)
             mtu = half.connect(offered.side)
             await conversation.send(negotiation.answer(half.side, version))
             await self._expect(conversation, negotiation.CONNECTED)
@@ -220,7 +221,7 @@ class RdmaNegotiator:
         ours = True
         try:
             try:
-                half = self._half(opened.local_host, opened.options, opened.options.flows)
+                half = self._half(opened.stream, opened.local_host, opened.options, opened.options.flows)
                 await conversation.send(negotiation.offer(half.side))
                 ours = False
                 there = negotiation.read_answer(await self._answer(conversation)).side
@@ -259,7 +260,9 @@ class RdmaNegotiator:
             max_frame=opened.options.max_frame,
         )
 
-    def _half(self, host: str, options: LinkOptions, flows: int) -> _Half:
+    def _half(self, stream: Stream, host: str, options: LinkOptions, flows: int) -> _Half:
+        if stream.channel is not None and not options.rdma.plaintext:
+            raise _Unfit("mutual TLS protects this link, and data by RDMA is plain text: rdma_plaintext allows it")
         try:
             verbs = self._verbs()
         except ConfigError as error:

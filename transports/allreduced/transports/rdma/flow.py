@@ -36,9 +36,8 @@ class RdmaFlow:
         self.sender.wake()
 
     def wake(self) -> bool:
-        """Take frames soon, if this flow is free. Others are to be woken too: this one may lack credits."""
-        self.sender.wake()
-        return False
+        """Take frames soon, if this flow is free; return whether it was."""
+        return self.sender.wake()
 
     def redirect(self, posting: Posting) -> None:
         """Drop the rest of a frame that was meant for this posting."""

@@ -47,4 +47,4 @@ class Slots:
         if region is not None:
             region.close()
             self._view.release()
-            self._memory.close()
+            del self._memory  # unmapped with the last piece of it, which a traceback may hold

@@ -59,6 +59,9 @@ class SenderLink(Protocol):
     def way_of(self, frame: OutgoingFrame) -> Way:
         """Decide how a frame goes; one that is written is counted as under way from now on."""
 
+    def frame_taken(self) -> None:
+        """Take note that a flow took a frame, so that another one may take the next."""
+
     def frame_sent(self, frame: OutgoingFrame) -> None:
         """Take note that the memory of a frame is not read any more."""
 
@@ -108,11 +111,13 @@ class FlowSender:
         self._open = True
         self.end_sent = False
 
-    def wake(self) -> None:
-        """Take frames soon."""
-        if self._open and not self._scheduled:
-            self._scheduled = True
-            self._link.loop.call_soon(self._run)
+    def wake(self) -> bool:
+        """Take frames soon, if there is room for any; return whether that was not so already."""
+        if not self._open or self._scheduled or not self._may_post():
+            return False
+        self._scheduled = True
+        self._link.loop.call_soon(self._run)
+        return True
 
     def forget(self, send: int) -> None:
         """Announce the send of that number anew; it is over."""
@@ -197,6 +202,7 @@ class FlowSender:
             self.end_sent = True
             self._message(wire.header(wire.END))
             return True
+        link.frame_taken()
         way = link.way_of(frame)
         if way.skip:
             self._message(wire.header(wire.SKIPPED, frame.length, frame.serial, frame.offset, frame.tag))
