@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from typing import Final
 
 from benchmarks.rdma import kills, limits, link, ring
 from benchmarks.rdma.link import Transfers
-from tests.integration.agents import end_processes
+from tests.integration.agents import AgentProcess, end_processes
 from tests.rdma import resources
 from tests.rdma.addresses import Addresses, host
 from tests.rdma.nursery import Copy, Nursery, clean_environment
@@ -60,7 +59,9 @@ def _link(nursery: Nursery, scheme: str, times: int) -> list[bool]:
     _say(f"  a link                                         {_rates([TRANSFER / s for s in ours.sending])}")
     _say(f"  with posting and token                         {_rates([TRANSFER / s for s in ours.whole])}")
     return [
-        _goal(f"median of the link / best of ib_write_bw = {speed / best:.2f}", speed / best >= LINK_GOAL, "at least 0.8"),
+        _goal(
+            f"median of the link / best of ib_write_bw = {speed / best:.2f}", speed / best >= LINK_GOAL, "at least 0.8"
+        ),
         *(_counters(ours) if scheme == "rdma" else ()),
     ]
 
@@ -82,7 +83,8 @@ def _ring(nursery: Nursery, scheme: str, times: int) -> list[bool]:
     def start(words: Sequence[str]) -> Copy:
         return nursery.start("benchmarks.rdma.ring:rank", words, clean_environment(), log, pipes=True)
 
-    network, started = Addresses(ALLREDUCED_PEERS_TRANSPORT=scheme), []
+    network = Addresses(ALLREDUCED_PEERS_TRANSPORT=scheme)
+    started: list[AgentProcess] = []
     with ExitStack() as stack:
         log = stack.enter_context(tempfile.NamedTemporaryFile(mode="w+b"))
         stack.callback(end_processes, started)
@@ -110,14 +112,16 @@ def _ring(nursery: Nursery, scheme: str, times: int) -> list[bool]:
 
 def _kills(nursery: Nursery, scheme: str, operations: int, seed: int) -> list[bool]:
     before = resources.held()
-    outcome = kills.play_kills(nursery, operations, seed, nodes=MEMBERS, ALLREDUCED_PEERS_TRANSPORT=scheme)
+    outcome = kills.play_kills(nursery, operations, seed, nodes=MEMBERS, scheme=scheme)
     _say("")
     _say(f"operations over {MEMBERS} agents under random kills of one agent, seed {seed}, {outcome.seconds:.0f} s")
     _say(f"  {outcome.well} ended well, {outcome.failed} with the error of a kill, {outcome.kills} kills; nothing hung")
     for complaint in outcome.complaints:
         _say(f"  {complaint}")
     return [
-        _goal(f"{len(outcome.complaints)} complaints", not outcome.complaints, "none: wrong values, hangs, wrong errors"),
+        _goal(
+            f"{len(outcome.complaints)} complaints", not outcome.complaints, "none: wrong values, hangs, wrong errors"
+        ),
         _goal(f"held at the end beyond {before}: {outcome.left or 'nothing'}", not outcome.left, "nothing"),
     ]
 

@@ -66,14 +66,14 @@ class CountingCluster(Cluster):
         self.failed += len(begun) - well
 
 
-def play_kills(nursery: Nursery, operations: int, seed: int, *, nodes: int = 4, **environment: str) -> Outcome:
+def play_kills(nursery: Nursery, operations: int, seed: int, *, nodes: int = 4, scheme: str = "rdma") -> Outcome:
     """Let a job of one rank per node make at least so many operations, under random kills of one agent at a time.
 
     :raises Stuck: something hangs.
     """
     rng, outcome, before = random.Random(seed), Outcome(), resources.held()
     places = tuple(range(nodes))
-    network = Addresses(**environment)
+    network = Addresses(ALLREDUCED_PEERS_TRANSPORT=scheme)
     began = time.monotonic()
     with CountingCluster(places, network, failure_timeout=TIMEOUT, starter=FromNursery(nursery)) as cluster:
         cluster.form(WORK)

@@ -21,25 +21,41 @@ def gid_index(address: str = "0a4d:0001") -> int:
 
 def write_bandwidth(nbytes: int, message: int) -> float:
     """Return the bytes per second of ``ib_write_bw`` for ``nbytes`` in messages of that size."""
-    words = ["ib_write_bw", "-d", DEVICE, "-x", str(gid_index()), "-s", str(message), "-n", str(nbytes // message), "-F"]
+    words = [
+        "ib_write_bw",
+        "-d",
+        DEVICE,
+        "-x",
+        str(gid_index()),
+        "-s",
+        str(message),
+        "-n",
+        str(nbytes // message),
+        "-F",
+    ]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
-            # The server says nothing when it is ready; a client that comes too early is refused.
-            for _ in range(50):
-                time.sleep(0.5)
-                done = subprocess.run(
-                    [*words, "127.0.0.1"], capture_output=True, text=True, timeout=SECONDS, check=False
-                )
-                if done.returncode == 0:
-                    break
+            said = _client([*words, "127.0.0.1"])
             server.wait(SECONDS)
         finally:
             server.kill()
-    for line in done.stdout.splitlines():
+    for line in said.splitlines():
         fields = line.split()
         if len(fields) == 5 and fields[0] == str(message):
             return float(fields[3]) * (1 << 20)  # its MB are 2^20 bytes
-    raise SystemExit(f"ib_write_bw failed: {done.stdout}{done.stderr}")
+    raise SystemExit(f"ib_write_bw said: {said}")
+
+
+def _client(words: list[str]) -> str:
+    """Run the client until it finds its server, which does not say when it is ready; return what it says."""
+    until = time.monotonic() + SECONDS
+    while True:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+        if done.returncode == 0:
+            return done.stdout
+        if time.monotonic() > until:
+            raise SystemExit(f"{words[0]} failed: {done.stdout}{done.stderr}")
+        time.sleep(0.5)
 
 
 def ring_seconds(nodes: int, nbytes: int, times: int) -> dict[str, float]:

@@ -39,7 +39,7 @@ class Transfers:
 
 
 def options(node: str) -> LinkOptions:
-    """Return what both ends are made with: as an agent's links by default, with frames as large as those of perftest."""
+    """Return what both ends are made with: as an agent's links by default, but frames as large as perftest's."""
     return LinkOptions(SecretAuthenticator(node, len(node), SECRET), max_frame=TILE)
 
 

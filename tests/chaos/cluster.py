@@ -159,6 +159,14 @@ class Cluster:
         """Return the ranks that are on a node."""
         return frozenset(rank for rank, place in enumerate(self.places) if place == node)
 
+    def socket(self, node: int) -> str:
+        """Return where the clients of a node's agent connect."""
+        return self._agents[node].socket
+
+    def logged(self, node: int) -> str:
+        """Return what the agents of a node have logged so far."""
+        return Path(self._log(self.name(node)).name).read_text()
+
     # Groups
 
     def form(self, work: Work) -> None:

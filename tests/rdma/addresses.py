@@ -17,7 +17,7 @@ def host(node: int, family: Family = "ipv4") -> str:
 class Addresses:
     """A network of ``tests.chaos``: agents at the addresses of the device, which meet at the first one that lives.
 
-    ``environment`` is set for every agent, ``of_node`` for single ones.
+    ``environment`` is set for every agent.
     """
 
     def __init__(self, family: Family = "ipv4", **environment: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import IO
 
 from tests.chaos.cluster import Starter
@@ -11,10 +12,14 @@ from tests.rdma.nursery import Copy, Nursery, abstract_socket, clean_environment
 
 
 class FromNursery(Starter):
-    """Forks agents and ranks. There are no prefixes: all nodes of the guest are one machine."""
+    """Forks agents and ranks. There are no prefixes: all nodes of the guest are one machine.
 
-    def __init__(self, nursery: Nursery) -> None:
+    ``own``: variables of the agents of single nodes, by name.
+    """
+
+    def __init__(self, nursery: Nursery, own: Mapping[str, Mapping[str, str]] | None = None) -> None:
         self._nursery = nursery
+        self._own = own or {}
 
     def agent(
         self,
@@ -29,10 +34,9 @@ class FromNursery(Starter):
         reading, writing = os.pipe()
         with os.fdopen(reading, "rb") as ready:
             words = ("agent", "--node", node, "--socket", abstract_socket(), "--ready-fd", "3", *arguments)
+            variables = {**clean_environment(), **environment, **self._own.get(node, {})}
             try:
-                process = self._nursery.start(
-                    "allreduced.cli.main:main", words, clean_environment() | environment, log, passed=[writing]
-                )
+                process = self._nursery.start("allreduced.cli.main:main", words, variables, log, passed=[writing])
             finally:
                 os.close(writing)
             return when_ready(node, process, ready, log)

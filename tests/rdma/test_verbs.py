@@ -226,9 +226,11 @@ def test_a_receiver_without_requests_ends_the_pair(ends: tuple[End, End]) -> Non
 
 def test_a_queue_that_is_full_says_so(ends: tuple[End, End]) -> None:
     near, _ = ends
-    with pytest.raises(VerbsError, match="receive request") as caught:
+    with contextlib.suppress(VerbsError):
         for _ in range(20 * DEPTH):  # a device may round the depth up
             near.receive()
+    with pytest.raises(VerbsError, match="receive request") as caught:
+        near.receive()
     assert caught.value.errno
 
 
