@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import mmap
 from dataclasses import replace
 
@@ -100,6 +101,54 @@ async def test_memory_that_cannot_be_registered_is_copied(caplog: pytest.LogCapt
         assert link.far.stats.bytes_copied == link.near.stats.bytes_copied == 2 * size
         assert caplog.text.count("rdma_registration_failed") == 1
         assert "ulimit -l" in caplog.text
+
+
+async def test_a_mapping_is_registered_once_however_much_is_sent_from_it() -> None:
+    size = 10 * FRAME
+    made: list[int] = []
+    async with rig() as link:
+        at_rest = link.fabric.open["region"]
+        memory = mmap.mmap(-1, size)
+        memory[:] = bytes(pattern(size, 1))
+        target = bytearray(size)
+        token = link.far.post_receive(1, memoryview(target))
+        for k in range(10):
+            view = memoryview(memory)[k * FRAME : (k + 1) * FRAME]
+            link.near.send(k, token, k * FRAME, view)
+            del view
+            await link.near_events.until(lambda: len(link.near_events.sent_sends) > len(made))
+            made.append(link.fabric.open["region"] - at_rest)
+        await link.far_events.until_bytes(1, size)
+        assert target == pattern(size, 1)
+        assert made[0] == 2  # the receive, and the mapping
+        assert set(made[:-1]) == {2}
+        memory.close()
+        again = mmap.mmap(-1, size)  # often in the same place
+        again[:] = bytes(pattern(size, 2))
+        link.near.send(20, link.far.post_receive(2, memoryview(target)), 0, memoryview(again))
+        await link.far_events.until_bytes(2, size)
+        await link.near_events.until(lambda: link.near_events.sent_sends[-1] == 20)
+        assert target == pattern(size, 2)
+        again.close()
+        del again, memory
+        gc.collect()
+        assert link.fabric.open["region"] == at_rest
+
+
+async def test_a_mapping_that_cannot_be_registered_whole_is_registered_by_sends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with rig() as link:
+        link.fabric.max_registration = 5 * FRAME
+        target = bytearray(4 * FRAME)
+        with mmap.mmap(-1, 100 * FRAME) as memory:
+            memory[: 4 * FRAME] = bytes(pattern(4 * FRAME, 1))
+            link.near.send(1, link.far.post_receive(1, memoryview(target)), 0, memoryview(memory)[: 4 * FRAME])
+            await link.near_events.until(lambda: link.near_events.sent_sends == [1])
+        await link.far_events.until_bytes(1, 4 * FRAME)
+        assert target == pattern(4 * FRAME, 1)
+        assert link.near.stats.bytes_copied == 0
+        assert caplog.text == ""
 
 
 # Cancelling

@@ -99,6 +99,12 @@ class Endpoint:
         region.close()
         self._regions.discard(region)
 
+    def drop(self, region: Region) -> None:
+        """Give a region back that nothing uses, where nothing may be raised. Does nothing after ``close``."""
+        if region in self._regions:
+            self._regions.discard(region)
+            _close(region)
+
     def close(self) -> None:
         """Give everything back at once: queue pairs first, so that nothing touches any memory afterwards."""
         if self._open:

@@ -29,6 +29,7 @@ from allreduced.transports.rdma.endpoint import Endpoint
 from allreduced.transports.rdma.flow import RdmaFlow
 from allreduced.transports.rdma.memory import address_of
 from allreduced.transports.rdma.sender import Way
+from allreduced.transports.rdma.sources import Source, Sources
 from allreduced.transports.rdma.verbs_port import AsyncKind, Completion, CompletionKind, Region, VerbsError
 from allreduced.transports.tcp import wire as tcp_wire
 from allreduced.transports.tcp.link import Flow, FlowLink
@@ -64,7 +65,7 @@ class _Departure:
 
     token: wire.Token
     outgoing: Outgoing
-    region: Region | None = None
+    source: Source | None = None
     unregistrable: bool = False
 
 
@@ -96,6 +97,7 @@ class RdmaLink(FlowLink):
         max_frame: int,
     ) -> None:
         self._endpoint = endpoint
+        self._sources = Sources(endpoint, self._unregistrable)
         self._remote = remote
         self._tag = tag
         self._exposed: dict[int, _Exposure] = {}
@@ -135,8 +137,11 @@ class RdmaLink(FlowLink):
         address = key = 0
         if posting.size > self._endpoint.small:
             address = address_of(posting.view)
-            region = self._register(address, posting.size, writable=True)
-            if region is not None:
+            try:
+                region = self._endpoint.register(address, posting.size, writable=True)
+            except VerbsError as error:
+                self._unregistrable(posting.size, error)
+            else:
                 self._exposed[serial] = _Exposure(posting, region)
                 key = region.remote_key
         return wire.Token(serial, self._tag, posting.size, address, key).pack()
@@ -206,16 +211,15 @@ class RdmaLink(FlowLink):
         # A frame beyond the receive goes in messages too: the other end can tell then what is wrong with it.
         if frame.length <= self._endpoint.small or not token.key or frame.offset + frame.length > token.size:
             return Way()
-        region = departure.region
-        if region is None and not departure.unregistrable:
-            view = outgoing.view
-            region = departure.region = self._register(address_of(view), view.nbytes, writable=False)
-            departure.unregistrable = region is None
-        if region is None:
+        source = departure.source
+        if source is None and not departure.unregistrable:
+            source = departure.source = self._sources.find(outgoing.view)
+            departure.unregistrable = source is None
+        if source is None:
             return Way()
         self._writing[token.serial] = self._writing.get(token.serial, 0) + 1
         return Way(
-            local_key=region.local_key,
+            local_key=source.region.local_key,
             remote_key=token.key,
             remote_address=token.address + frame.offset,
             send=outgoing.send,
@@ -399,21 +403,17 @@ class RdmaLink(FlowLink):
         if posting.serial not in self._exposed:  # else it is free once the peer cannot write to it any more
             super()._free_if_quiet(posting)
 
-    def _register(self, address: int, length: int, *, writable: bool) -> Region | None:
-        """Register memory of the owner, or return None: it is copied through messages then."""
-        try:
-            return self._endpoint.register(address, length, writable=writable)
-        except VerbsError as error:
-            if not self._warned:
-                self._warned = True
-                _log.warning(
-                    "event=rdma_registration_failed node=%s bytes=%d error=%r: such data is copied on this link;"
-                    " is the limit for locked memory (ulimit -l) high enough?",
-                    self.peer.node,
-                    length,
-                    str(error),
-                )
-            return None
+    def _unregistrable(self, nbytes: int, error: VerbsError) -> None:
+        """Say once that data of this link is copied through messages, and why."""
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "event=rdma_registration_failed node=%s bytes=%d error=%r: such data is copied on this link;"
+                " is the limit for locked memory (ulimit -l) high enough?",
+                self.peer.node,
+                nbytes,
+                str(error),
+            )
 
     def _unexpose(self, serial: int) -> None:
         exposure = self._exposed.pop(serial, None)
@@ -425,8 +425,8 @@ class RdmaLink(FlowLink):
         departure = self._departures.pop(send, None)
         for flow in self._flows:
             flow.sender.forget(send)
-        if departure is not None and departure.region is not None:
-            self._release(departure.region)
+        if departure is not None and departure.source is not None and departure.source.own:
+            self._release(departure.source.region)
 
     def _release(self, region: Region) -> None:
         try:
