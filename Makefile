@@ -55,7 +55,8 @@ RDMA_SECONDS ?= 600
 RDMA_GUEST := $(PY) -m tests.rdma.guest run --seconds
 
 test-rdma: $(VENV)/.installed ## links and agents on real verbs, in a guest with soft-RoCE (skipped where there is no QEMU)
-	$(RDMA_GUEST) $(RDMA_SECONDS) -- $(abspath $(PY)) -m pytest tests/rdma tests/contract -k rdma
+	$(RDMA_GUEST) $(RDMA_SECONDS) --env ALLREDUCED_TEST_RDMA_ADDRESS=10.77.0.1 -- \
+		$(abspath $(PY)) -m pytest tests/rdma tests/contract -k rdma
 
 LIMITS := $(addprefix build/limits/,memory exchange server)
 

@@ -14,12 +14,17 @@ from tests.rdma.nursery import Copy, Nursery, abstract_socket, clean_environment
 class FromNursery(Starter):
     """Forks agents and ranks. There are no prefixes: all nodes of the guest are one machine.
 
-    ``own``: variables of the agents of single nodes, by name.
+    ``own``: variables of the agents of single nodes, by name. ``memlock``: the agents may lock so many bytes only, and
+    files count for them by their permissions.
     """
 
-    def __init__(self, nursery: Nursery, own: Mapping[str, Mapping[str, str]] | None = None) -> None:
+    def __init__(
+        self, nursery: Nursery, own: Mapping[str, Mapping[str, str]] | None = None, *, memlock: int | None = None
+    ) -> None:
         self._nursery = nursery
         self._own = own or {}
+        self._confined = () if memlock is None else (f"memlock={memlock}",)
+        self._main = "allreduced.cli.main:main" if memlock is None else "tests.rdma.confined:agent"
 
     def agent(
         self,
@@ -33,10 +38,20 @@ class FromNursery(Starter):
         del prefix
         reading, writing = os.pipe()
         with os.fdopen(reading, "rb") as ready:
-            words = ("agent", "--node", node, "--socket", abstract_socket(), "--ready-fd", "3", *arguments)
+            words = (
+                *self._confined,
+                "agent",
+                "--node",
+                node,
+                "--socket",
+                abstract_socket(),
+                "--ready-fd",
+                "3",
+                *arguments,
+            )
             variables = {**clean_environment(), **environment, **self._own.get(node, {})}
             try:
-                process = self._nursery.start("allreduced.cli.main:main", words, variables, log, passed=[writing])
+                process = self._nursery.start(self._main, words, variables, log, passed=[writing])
             finally:
                 os.close(writing)
             return when_ready(node, process, ready, log)
