@@ -1,7 +1,7 @@
-// rdma_ring DEVICE GID_INDEX NODES BYTES ITERATIONS: NODES processes add up BYTES of float32 on a bare ring of RDMA
+// rdma_ring DEVICE GID_INDEX NODES BYTES ITERATIONS [PIECE EVENTS]: NODES processes add up BYTES of float32 on a bare ring of RDMA
 // WRITEs with immediate, as fast as it can: each piece is added and passed on as soon as it has come, every step has
 // its own landing place (so nothing is ever waited for but data), nothing is allocated or registered meanwhile.
-// Variants: bytes per write, and waiting by polling or by completion events.
+// Variants: PIECE bytes per write, and waiting by completion events (1) or by polling (0); all of them by default.
 #include "common.h"
 
 #include <errno.h>
@@ -185,7 +185,8 @@ static void measure(struct ring *r, struct shared *s, size_t piece, int events, 
     if (!r->node) tell(variant, median(times, iterations));
 }
 
-static void run(struct shared *s, const char *device, int gid_index, int node, int nodes, size_t bytes, int iterations) {
+static void run(struct shared *s, const char *device, int gid_index, int node, int nodes, size_t bytes, int iterations,
+                size_t only_piece, int only_events) {
     int count;
     struct ibv_device **devices = ibv_get_device_list(&count);
     struct ring r = {.node = node, .nodes = nodes, .bytes = bytes, .block = bytes / (size_t)nodes};
@@ -212,14 +213,18 @@ static void run(struct shared *s, const char *device, int gid_index, int node, i
     join(&r, r.left, s->places[(node + nodes - 1) % nodes].right, gid_index);
     for (int i = 0; i < DEPTH - 1; ++i) post_receive(&r);
     pthread_barrier_wait(&s->barrier);
+    if (only_piece) {
+        measure(&r, s, only_piece, only_events, iterations);
+        return;
+    }
     const size_t pieces[] = {128 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20};
     for (size_t p = 0; p < sizeof pieces / sizeof *pieces; ++p)
         for (int events = 0; events < 2; ++events) measure(&r, s, pieces[p], events, iterations);
 }
 
 int main(int argc, char **argv) {
-    if (argc != 6) {
-        fprintf(stderr, "usage: %s DEVICE GID_INDEX NODES BYTES ITERATIONS\n", argv[0]);
+    if (argc != 6 && argc != 8) {
+        fprintf(stderr, "usage: %s DEVICE GID_INDEX NODES BYTES ITERATIONS [PIECE EVENTS]\n", argv[0]);
         return 2;
     }
     const int nodes = atoi(argv[3]);
@@ -239,7 +244,8 @@ int main(int argc, char **argv) {
         if (children[node] < 0) fail("fork");
         if (!children[node]) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
-            run(s, argv[1], atoi(argv[2]), node, nodes, bytes, atoi(argv[5]));
+            run(s, argv[1], atoi(argv[2]), node, nodes, bytes, atoi(argv[5]),
+                argc > 6 ? strtoull(argv[6], NULL, 0) : 0, argc > 6 ? atoi(argv[7]) : 0);
             return 0;
         }
     }
