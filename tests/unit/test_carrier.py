@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+from tests.support.fake_verbs import FakeFabric, FakeVerbs, device_info
 from tests.support.peer_nodes import both_up, end, make_node
 
 from allreduced.core.errors import AgentUnavailable, ConfigError
 from allreduced.daemon.carrier import Carriage, carried, outside
 from allreduced.daemon.peer_link import Target
-from allreduced.daemon.rdma_use import choose, decide
+from allreduced.daemon.rdma_use import choose, decide, examine
 from allreduced.daemon.reachability import same_host
 from allreduced.daemon.settings import Settings
 from allreduced.daemon.settings_reader import parse
 from allreduced.transports.base import Link, LinkAccepted, LinkEvents, LinkOptions, Listener, Transport
 from allreduced.transports.rdma.checks import Finding
-from allreduced.transports.rdma.host import device_names
+from allreduced.transports.rdma.host import HostDevice, HostFacts, device_names
+from allreduced.transports.rdma.verbs_port import Verbs
 from allreduced.transports.registry import transport
 
 ABSENT = Finding("absent", True, "this machine has no RDMA device", "load a driver")
@@ -59,6 +62,69 @@ def test_on_a_machine_without_rdma_auto_is_tcp_and_says_nothing(caplog: pytest.L
     assert not caplog.records
     with pytest.raises(ConfigError, match="this machine has no RDMA device"):
         choose(parse('[peers]\ntransport = "rdma"\n', "", {}, {}), 1 << 30)
+
+
+# What is looked at
+
+
+class Machine:
+    """A machine with one device, as ``examine`` sees it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.host = HostFacts((HostDevice("fake0", "/dev/infiniband/uverbs0", "allowed"),), "found", None)
+        self.verbs: Verbs | ConfigError = FakeVerbs(FakeFabric())
+        self.loaded = 0
+        patch.setattr("allreduced.daemon.rdma_use.device_names", lambda: ("fake0",))
+        patch.setattr("allreduced.daemon.rdma_use.host_facts", lambda: self.host)
+        patch.setattr("allreduced.transports.rdma.verbs.load", self.load)
+
+    def load(self) -> Verbs:
+        self.loaded += 1
+        if isinstance(self.verbs, ConfigError):
+            raise self.verbs
+        return self.verbs
+
+    def found(self, **options: object) -> list[tuple[str, bool]]:
+        settings = parse(None, "", {}, {f"rdma.{key}": value for key, value in options.items()})
+        return [(one.subject, one.serious) for one in examine(settings, 1 << 30)]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_a_machine_that_has_everything_uses_rdma(machine: Machine) -> None:
+    assert machine.found() == []
+    assert machine.loaded == 1
+    assert choose(Settings(), 1 << 30) == Carriage("auto")
+    assert choose(parse('[peers]\ntransport = "rdma"\n', "", {}, {}), 1 << 30) == Carriage("rdma")
+
+
+def test_pyverbs_is_not_loaded_where_something_else_stands_in_the_way(machine: Machine) -> None:
+    machine.host = replace(machine.host, memlock=64 << 10)
+    assert machine.found() == [("memlock", True)]
+    machine.host = replace(machine.host, memlock=None, binding="missing")
+    assert machine.found() == [("binding", True)]
+    machine.host = replace(machine.host, binding="found")
+    assert machine.found(device="mlx5_9") == [("device", True)]
+    assert machine.loaded == 0
+
+
+def test_pyverbs_that_cannot_be_loaded_is_told_with_its_error(machine: Machine) -> None:
+    machine.verbs = ConfigError("RDMA cannot be used: undefined symbol", hint="install")
+    machine.host = replace(machine.host, memlock=512 << 20)
+    assert machine.found() == [("binding", True), ("memlock", False)]
+    assert choose(Settings(), 1 << 30) == Carriage("tcp", "RDMA cannot be used: undefined symbol", "install")
+
+
+def test_what_devices_lack_is_found_and_logged(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    weak = replace(device_info("fake0", "10.0.0.1"), max_regions=10, max_region_size=1 << 40)
+    machine.verbs = FakeVerbs(FakeFabric(weak))
+    assert machine.found() == [("limits", False)]
+    assert choose(Settings(), 1 << 30) == Carriage("auto")
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("event=rdma_limited reason='the RDMA device fake0 has 10 memory regions")
 
 
 # Links

@@ -47,7 +47,7 @@ def named(device: str) -> Needs:
 
 def test_a_machine_that_has_everything_has_no_findings() -> None:
     assert found() == ()
-    assert found(replace(HOST, memlock=12 * GIB)) == ()
+    assert found(replace(HOST, memlock=13 * GIB)) == ()
 
 
 # Devices and their files
@@ -113,12 +113,16 @@ def test_too_little_locked_memory_names_both_numbers_and_every_command() -> None
     assert replace(NEEDS, peers=0).least == replace(NEEDS, peers=1).least == LEAST // 3
 
 
-def test_locked_memory_that_does_not_reach_for_all_arenas_is_told() -> None:
+def test_locked_memory_that_does_not_reach_for_all_peers_is_told() -> None:
     one = only(replace(HOST, memlock=LEAST))
     assert (one.subject, one.serious) == ("memlock", False)
-    assert one.message.endswith("its arenas take up to 4 GiB: what cannot be locked is copied into messages")
-    assert only(replace(HOST, memlock=4 * GIB - 1)).subject == "memlock"
-    assert found(replace(HOST, memlock=4 * GIB)) == ()
+    assert one.message == (
+        "this process may lock 31.5 MiB of memory, and its links may come to 12 GiB: what cannot be locked is copied"
+        " into messages"
+    )
+    assert one.hint.endswith("or lower limits.arena_bytes")
+    assert only(replace(HOST, memlock=LEAST + 12 * GIB - 1)).subject == "memlock"
+    assert found(replace(HOST, memlock=LEAST + 12 * GIB)) == ()
 
 
 def test_several_findings_come_with_the_serious_first() -> None:

@@ -492,20 +492,6 @@ async def test_an_answer_that_nobody_waits_for_is_harmless() -> None:
         await _still_works(link)
 
 
-async def test_revocations_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rdma_link, "MAX_REVOKED", 3)
-    async with rig() as link:
-        near = link.near
-        assert isinstance(near, rdma_link.RdmaLink)
-        for serial in range(10):
-            near.send_carrier(wire.Revoke(serial).pack())
-        near.send_control(b"end")
-        await link.far_events.until_control([b"end"])
-        far = link.far
-        assert isinstance(far, rdma_link.RdmaLink)
-        assert list(far._revoked) == [7, 8, 9]
-
-
 async def test_more_announcements_than_a_flow_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "ANNOUNCEMENTS", 4)
     size = 6 * FRAME

@@ -245,7 +245,7 @@ async def test_a_dialler_that_knows_tcp_only_is_taken_by_auto_and_refused_by_rdm
     address = f"tcp://{auto.address.partition('://')[2]}"
     link = await TcpTransport().connect(address, events, options("a", 1))
     far, far_events = await queue.get()
-    assert (far.data_path, far.fallback_reason) == ("", "")
+    assert (far.data_path, far.fallback_reason) == ("", "the other end uses TCP only")
     await _close((link, events), (far, far_events))
     await auto.close()
 

@@ -107,16 +107,19 @@ async def test_a_job_may_mix_links_of_both_kinds(machines: Callable[..., Machine
     assert told(c) == {"a": ("tcp", lacks), "b": ("tcp", lacks)}
 
 
-async def test_an_agent_that_wants_tcp_gets_it(
-    machines: Callable[..., Machines], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("dialler", ["a", "b"])
+async def test_an_agent_that_wants_tcp_gets_it_whoever_dials(
+    machines: Callable[..., Machines], caplog: pytest.LogCaptureFixture, dialler: str
 ) -> None:
     here = machines()
     a, b = await here.start("a", "fake0"), await here.start("b", "fake0", wanted="tcp")
-    await here.link(a, b)
+    one, other = (a, b) if dialler == "a" else (b, a)
+    await here.link(one, other, *("ab" if dialler == "a" else "ba"))
     transport_, way = told(a)["b"]
-    assert (transport_, "TCP only" in way) == ("tcp", True)
+    assert (transport_, way.removeprefix("the other end declined: ")) == ("tcp", "the other end uses TCP only")
     assert told(b) == {"a": ("tcp", "")}
-    await until_logged(caplog, "event=link_used node=b data=tcp", "TCP only")  # a expected RDMA: a warning
+    lines = {record.getMessage(): record.levelno for record in caplog.records}
+    assert lines == {f"event=link_used node=b data=tcp way={way!r}": logging.WARNING}  # a expected RDMA
 
 
 async def test_ports_of_different_mtu_use_the_lower(machines: Callable[..., Machines]) -> None:

@@ -316,6 +316,14 @@ def test_a_user_sees_its_own_groups_and_how_many_others_there_are() -> None:
     assert "next" not in repr(report)
 
 
+def test_what_another_agent_says_about_a_link_is_bounded() -> None:
+    peer = ReachablePeer("b", 12, "", "10.0.0.2:5", 0.0, "tcp", "é" * 5000)
+    report = make_report(
+        0, FACTS, Engine("a", Limits()).snapshot(), Snapshot((), (), (), 0), (peer,), lambda client: "running", 100.0
+    )
+    assert report.peers == (PeerReport("b", 12, "10.0.0.2:5", 0.0, "tcp", "é" * 299 + "…"),)
+
+
 @pytest.mark.parametrize("asker", [0, 500])
 def test_who_sees_everything_has_nothing_hidden(asker: int) -> None:
     report = report_for(asker)

@@ -34,6 +34,9 @@ from allreduced.protocol.wire_error import bounded
 
 ROOT = 0
 
+MAX_WAY = 300
+"""Characters that are told about what carries the data of a link; the log has all."""
+
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
@@ -90,7 +93,7 @@ def make_report(
                     peer.address or peer.remote,
                     _seconds(peer.silence),
                     peer.transport,
-                    peer.way,
+                    _short(peer.way),
                 )
                 for peer in peers
             ),
@@ -189,6 +192,11 @@ def _told(error: AllReducedError | None) -> tuple[str, str]:
         return "", ""
     code, message, _, _ = bounded(to_wire(error))
     return code, message
+
+
+def _short(text: str) -> str:
+    """Return a text that leaves room for everything else, though another agent may have written it."""
+    return text if len(text) <= MAX_WAY else f"{text[: MAX_WAY - 1]}…"
 
 
 def _seconds(value: float) -> float:

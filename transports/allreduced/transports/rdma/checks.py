@@ -17,7 +17,7 @@ Subject: TypeAlias = Literal["absent", "device", "device_file", "binding", "meml
 
 MEMLOCK_HINT: Final = (
     "systemd: LimitMEMLOCK=infinity in the unit; a shell: ulimit -l unlimited; logins: '* - memlock unlimited' in"
-    " /etc/security/limits.d/rdma.conf; Docker: --ulimit memlock=-1; or lower limits.arena_bytes"
+    " /etc/security/limits.d/rdma.conf; Docker: --ulimit memlock=-1"
 )
 FILE_HINT: Final = (
     "Docker: --device /dev/infiniband; else: modprobe ib_uverbs, and let the agent's user read and write {file}, by a"
@@ -60,6 +60,11 @@ class Needs:
         """Bytes that links lock at least: pools for small messages, and a tile of each flow in each direction."""
         pools = self.flows * (self.options.depth + SEND_SLOTS) * (self.options.small + HEADER)
         return max(self.peers, 1) * (pools + 2 * self.flows * self.tile)
+
+    @property
+    def most(self) -> int:
+        """Bytes that they lock at most: what is sent from stays registered, and counts for each peer."""
+        return self.least + max(self.peers, 1) * self.arenas
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +114,13 @@ def _host_findings(host: HostFacts, needs: Needs) -> Iterator[Finding]:
             f"this process may lock {_size(host.memlock)} of memory, and its links lock {_size(needs.least)} at least",
             MEMLOCK_HINT,
         )
-    elif host.memlock < needs.arenas:
+    elif host.memlock < needs.most:
         yield Finding(
             "memlock",
             False,
-            f"this process may lock {_size(host.memlock)} of memory, and its arenas take up to {_size(needs.arenas)}:"
+            f"this process may lock {_size(host.memlock)} of memory, and its links may come to {_size(needs.most)}:"
             " what cannot be locked is copied into messages",
-            MEMLOCK_HINT,
+            f"{MEMLOCK_HINT}; or lower limits.arena_bytes",
         )
 
 

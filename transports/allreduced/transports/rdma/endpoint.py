@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from contextlib import ExitStack
 from typing import Final
 
@@ -25,6 +27,8 @@ SEND_SLOTS: Final = 32
 """Small messages per flow that may wait for their completion."""
 SEND_DEPTH: Final = 128
 """Requests of a send queue."""
+MOST_PINNED: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+"""Bytes of one registration at most: a kernel that is asked for more looks for processes to kill."""
 MAX_INLINE: Final = 128
 """Bytes of a message that are to travel inside its request; the device may grant less."""
 
@@ -87,6 +91,8 @@ class Endpoint:
 
         :raises VerbsError: it cannot be registered.
         """
+        if length > MOST_PINNED:
+            raise VerbsError(f"{length} bytes would pin more than half of the memory of this machine", errno.ENOMEM)
         region = self.domain.register(address, length, local_write=writable, remote_write=writable)
         self._regions.add(region)
         return region

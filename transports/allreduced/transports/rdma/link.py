@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -28,6 +27,7 @@ from allreduced.transports.rdma.devices import path_text
 from allreduced.transports.rdma.endpoint import Endpoint
 from allreduced.transports.rdma.flow import RdmaFlow
 from allreduced.transports.rdma.memory import address_of
+from allreduced.transports.rdma.revocations import Revocations
 from allreduced.transports.rdma.sender import Way
 from allreduced.transports.rdma.sources import Source, Sources
 from allreduced.transports.rdma.verbs_port import AsyncKind, Completion, CompletionKind, Region, VerbsError
@@ -39,8 +39,6 @@ _log = logging.getLogger("allreduced.transports.rdma")
 
 REVOKE_TIMEOUT: Final = 2.0
 """Seconds after which a cancelled receive is closed without the peer's consent."""
-MAX_REVOKED: Final = 1 << 16
-"""Revocations that are remembered; a write under an older one ends the link."""
 
 
 _LOOK: Final = 64
@@ -106,10 +104,7 @@ class RdmaLink(FlowLink):
         self._departures: dict[int, _Departure] = {}
         self._stopping: set[int] = set()
         """Cancelled sends of which frames are still on their way."""
-        self._writing: dict[int, int] = {}
-        """By serial, frames that are being written into the peer's memory."""
-        self._revoked: OrderedDict[int, None] = OrderedDict()
-        self._to_confirm: set[int] = set()
+        self._revocations = Revocations()
         self._warned = False
         super().__init__(
             peer,
@@ -206,7 +201,7 @@ class RdmaLink(FlowLink):
             return Way(skip=True)
         departure = self._departures[outgoing.send]
         token = departure.token
-        if token.link != self._remote.tag or token.serial in self._revoked:
+        if token.link != self._remote.tag or token.serial in self._revocations:
             return Way(skip=True)
         # A frame beyond the receive goes in messages too: the other end can tell then what is wrong with it.
         if frame.length <= self._endpoint.small or not token.key or frame.offset + frame.length > token.size:
@@ -217,7 +212,7 @@ class RdmaLink(FlowLink):
             departure.unregistrable = source is None
         if source is None:
             return Way()
-        self._writing[token.serial] = self._writing.get(token.serial, 0) + 1
+        self._revocations.begin_write(token.serial)
         return Way(
             local_key=source.region.local_key,
             remote_key=token.key,
@@ -228,13 +223,7 @@ class RdmaLink(FlowLink):
 
     def write_done(self, serial: int) -> None:
         """Take note that a frame that was written is in place."""
-        left = self._writing[serial] - 1
-        if left:
-            self._writing[serial] = left
-            return
-        del self._writing[serial]
-        if serial in self._to_confirm:
-            self._to_confirm.discard(serial)
+        if self._revocations.end_write(serial):
             self.send_carrier(wire.Revoked(serial).pack())
 
     def frame_sent(self, frame: OutgoingFrame) -> None:  # noqa: D102 - see FlowOwner
@@ -319,7 +308,8 @@ class RdmaLink(FlowLink):
             if isinstance(message, wire.Credit):
                 self._credited(message)
             elif isinstance(message, wire.Revoke):
-                self._revoke(message.serial)
+                if self._revocations.revoke(message.serial):
+                    self.send_carrier(wire.Revoked(message.serial).pack())
             else:
                 self._confirmed(message.serial)
         except ProtocolError as error:
@@ -333,15 +323,6 @@ class RdmaLink(FlowLink):
             raise ProtocolError(f"{credit.count} credits, where it has {self._remote.depth} receive requests in all")
         sender.credits += credit.count
         sender.wake()
-
-    def _revoke(self, serial: int) -> None:
-        self._revoked[serial] = None
-        if len(self._revoked) > MAX_REVOKED:
-            self._revoked.popitem(last=False)
-        if serial in self._writing:
-            self._to_confirm.add(serial)
-        else:
-            self.send_carrier(wire.Revoked(serial).pack())
 
     def _confirmed(self, serial: int) -> None:
         timer = self._revoking.pop(serial, None)

@@ -232,7 +232,7 @@ class TcpListener(Listener):
     async def _make(self, accepted: Accepted, assembly: _Assembly) -> FlowLink:
         """Return the link, once its data flows are there or it was agreed how its data goes instead."""
         conversation = Conversation(accepted.stream)
-        reason = ""
+        reason = "" if isinstance(self._negotiator, _TcpOnly) else "the other end uses TCP only"
         if await self._asks(conversation, assembly):
             made = await self._negotiator.answer(accepted, conversation)
             if not isinstance(made, str):
