@@ -112,8 +112,8 @@ def _ring(nursery: Nursery, scheme: str, times: int) -> list[bool]:
 
 def _kills(nursery: Nursery, scheme: str, operations: int, seed: int) -> list[bool]:
     before = resources.held()
-    outcome = kills.play_kills(nursery, operations, seed, nodes=MEMBERS, scheme=scheme)
     _say("")
+    outcome = kills.play_kills(nursery, operations, seed, _say, nodes=MEMBERS, scheme=scheme)
     _say(f"operations over {MEMBERS} agents under random kills of one agent, seed {seed}, {outcome.seconds:.0f} s")
     _say(f"  {outcome.well} ended well, {outcome.failed} with the error of a kill, {outcome.kills} kills; nothing hung")
     for complaint in outcome.complaints:

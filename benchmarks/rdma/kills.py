@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.chaos.cluster import Cluster, Work
@@ -66,8 +67,12 @@ class CountingCluster(Cluster):
         self.failed += len(begun) - well
 
 
-def play_kills(nursery: Nursery, operations: int, seed: int, *, nodes: int = 4, scheme: str = "rdma") -> Outcome:
+def play_kills(
+    nursery: Nursery, operations: int, seed: int, say: Callable[[str], object], *, nodes: int = 4, scheme: str = "rdma"
+) -> Outcome:
     """Let a job of one rank per node make at least so many operations, under random kills of one agent at a time.
+
+    ``say`` gets a line after each kill.
 
     :raises Stuck: something hangs.
     """
@@ -82,6 +87,8 @@ def play_kills(nursery: Nursery, operations: int, seed: int, *, nodes: int = 4, 
             played = play(cluster, fault_of(Kind.KILL_AGENT, rng, places, TIMEOUT), WORK, SLACK, rng)
             outcome.kills += 1
             outcome.complaints += played.verdict.complaints
+            last = f"{max(played.verdict.spared, default=0.0):.1f} s until the last error"
+            say(f"  {time.monotonic() - began:4.0f} s: {cluster.well} calls; {played.fault}, {last}")
         cluster.finish()
         cluster.count()
         if bad := [status for status in cluster.stop_all() if status]:

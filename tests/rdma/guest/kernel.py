@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import re
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -108,9 +109,12 @@ def _unpack(archive: Path, into: Path) -> None:
     ):
         for member in members:
             name = member.name.removeprefix("./")
-            if member.isfile() and _WANTED.fullmatch(name):
-                member.name = name.removeprefix("usr/")
-                members.extract(member, into, filter="data")
+            content = members.extractfile(member) if member.isfile() and _WANTED.fullmatch(name) else None
+            if content is not None:
+                target = into / name.removeprefix("usr/")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as file:
+                    shutil.copyfileobj(content, file)
     kernel = unpacked(into)
     subprocess.run(
         ["depmod", "--basedir", str(into), kernel.version],
