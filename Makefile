@@ -9,10 +9,12 @@ OPERATIONS ?= 1000000
 SEEDS ?= 0:100000
 ENGINE_SEEDS ?= 1000:3000
 KILLS ?= 300
+INPUTS ?= 1000000
 SATURATED ?= 600
 JAX ?= jax==0.10.2
 
-.PHONY: help demo test soak check test-native test-frameworks test-rdma bench bench-quick bench-rdma docs format wheel clean
+.PHONY: help demo test soak fuzz check test-native test-frameworks test-rdma test-systemd test-packaging
+.PHONY: bench bench-quick bench-rdma docs format wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -27,12 +29,17 @@ demo: $(VENV)/.installed ## train a small network over three agents, and check t
 	$(VENV)/bin/allreduced demo
 
 test: $(VENV)/.installed ## run the tests
-	$(PY) -m pytest --ignore tests/frameworks
+	$(PY) -m pytest --ignore tests/frameworks --ignore tests/systemd --ignore tests/packaging
 
 soak: $(VENV)/.installed ## long runs: OPERATIONS operations, tensors over 4 GiB, KILLS faults, SEEDS simulated clusters
 	SOAK=1 OPERATIONS=$(OPERATIONS) KILLS=$(KILLS) SATURATED=$(SATURATED) $(PY) -m pytest -s tests/soak
 	SIMULATION_SEEDS=$(ENGINE_SEEDS) $(PY) -m pytest tests/simulation
 	$(PY) -m tests.simulation.sweep $(SEEDS)
+
+fuzz: $(VENV)/.installed ## INPUTS inputs to the readers of both protocols (installs atheris where it can)
+	$(PY) -c 'import atheris' 2>/dev/null || $(PY) -m pip install -q atheris || true
+	$(PY) -m tests.fuzz --inputs $(INPUTS)
+	$(PY) -m tests.fuzz.worst
 
 check: $(VENV)/.installed ## ruff, mypy --strict, import-linter
 	$(VENV)/bin/ruff check .
@@ -57,6 +64,13 @@ RDMA_GUEST := $(PY) -m tests.rdma.guest run --seconds
 test-rdma: $(VENV)/.installed ## links and agents on real verbs, in a guest with soft-RoCE (skipped where there is no QEMU)
 	$(RDMA_GUEST) $(RDMA_SECONDS) --env ALLREDUCED_TEST_RDMA_ADDRESS=10.77.0.1 -- \
 		$(abspath $(PY)) -m pytest tests/rdma tests/contract -k rdma
+
+test-systemd: $(VENV)/.installed ## the units of configs/systemd under a real systemd, in namespaces (as root)
+	$(PY) -m pytest tests/systemd
+
+test-packaging: $(VENV)/.installed ## build sdist and wheels, install them into clean environments, run a job there
+	$(PY) -c 'import build, cibuildwheel' 2>/dev/null || $(PY) -m pip install -q build cibuildwheel
+	$(PY) -m pytest tests/packaging
 
 LIMITS := $(addprefix build/limits/,memory exchange server)
 
@@ -84,7 +98,8 @@ bench-rdma: $(VENV)/.installed ## speed of RDMA beside ib_write_bw and a bare ri
 	$(MAKE) build/limits/rdma_ring
 	$(RDMA_GUEST) 900 -- $(abspath $(PY)) -m benchmarks.rdma
 
-docs: $(VENV)/.installed ## write docs/configuration.md, and the tables of docs/failure.md, from the code
+docs: $(VENV)/.installed ## write docs/configuration.md, man pages and the tables of docs/failure.md from the code
+	$(PY) tools/man_pages.py
 	$(PY) tools/configuration_reference.py
 	$(PY) tools/failure_tables.py
 
@@ -92,9 +107,10 @@ format: $(VENV)/.installed ## format the Python code
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-wheel: $(VENV)/.installed ## build the sdist and the wheel into dist/
+wheel: $(VENV)/.installed ## build the sdist, the wheel, and the one without the native part into dist/
 	$(PY) -c 'import build' 2>/dev/null || $(PY) -m pip install -q build
 	$(PY) -m build
+	ALLREDUCED_PURE=1 $(PY) -m build --wheel
 
 clean: ## remove what was built, and the virtual environment
 	rm -rf $(VENV) build dist

@@ -65,10 +65,18 @@ class Request:
 
 
 class Cluster:
-    """``layouts[i]`` gives the nodes of group ``i + 1``: the ranks of each node, by node name."""
+    """``layouts[i]`` gives the nodes of group ``i + 1``: the ranks of each node, by node name.
+
+    ``uids``: to whom the groups belong in turns.
+    """
 
     def __init__(
-        self, seed: int, layouts: Sequence[Mapping[str, Sequence[int]]], limits: Limits, tile_bytes: int = 64
+        self,
+        seed: int,
+        layouts: Sequence[Mapping[str, Sequence[int]]],
+        limits: Limits,
+        tile_bytes: int = 64,
+        uids: Sequence[int] = (1000,),
     ) -> None:
         limits = replace(limits, failure_timeout=inf)  # nobody falls silent here
         self.rng = random.Random(seed)
@@ -80,6 +88,7 @@ class Cluster:
         self.finished: list[tuple[str, int]] = []
         """(name, use) of each result, in the order in which they came."""
         self._next_buffer = 1
+        self._uids = tuple(uids)
         self._clients: dict[tuple[int, int], int] = {}
         self._uses: dict[tuple[int, int, str], int] = {}
         for layout in layouts:
@@ -198,7 +207,7 @@ class Cluster:
         members = sorted(
             (Member(node, 1, tuple(sorted(ranks))) for node, ranks in layout.items()), key=lambda one: one.ranks[0]
         )
-        key = GroupKey(1000, "job", f"group{number}")
+        key = GroupKey(self._uids[(number - 1) % len(self._uids)], "job", f"group{number}")
         for mine, member in enumerate(members):
             local = {}
             for rank in member.ranks:

@@ -35,3 +35,21 @@ def test_operations_wait_for_memory_that_something_else_takes(seed: int) -> None
     cluster.run()
     check_results(cluster, planned, requests)
     cluster.close()
+
+
+@over_seeds(30)
+def test_users_at_their_share_wait_and_none_is_lost(seed: int) -> None:
+    rng = random.Random(seed)
+    limits = Limits(
+        inline_bytes=rng.choice((0, 64)),
+        arena_bytes=rng.choice((60, 1 << 12)) * KIB,
+        scratch_bytes=24 * KIB,
+        user_bytes=rng.choice((36, 40, 60)) * KIB,
+        arena_chunk=4096,
+    )
+    cluster = Cluster(seed, random_layouts(rng), limits, uids=rng.choice([(1000,), (1000, 2000), (1, 2, 3)]))
+    planned = plan(cluster, rng, 40)
+    requests = submit_all(cluster, rng, planned, span=1e-3)
+    cluster.run()
+    check_results(cluster, planned, requests)
+    cluster.close()

@@ -14,10 +14,11 @@ from typing import TypeVar
 
 from allreduced.core.errors import AllReducedError
 from allreduced.core.identity import Member
+from allreduced.daemon.access import Access
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.engine.events import Event, GroupStarted, Submitted
 from allreduced.daemon.local_limits import LocalLimits
-from allreduced.daemon.local_server import LocalServer, own_uid_only, root_only
+from allreduced.daemon.local_server import LocalServer
 from allreduced.daemon.membership.events import ClientGone, ClientJoining
 from allreduced.daemon.membership.events import Event as MembershipEvent
 from allreduced.daemon.ports import Result
@@ -37,6 +38,8 @@ from allreduced.protocol.local import (
 
 T = TypeVar("T")
 GROUP = 77
+NOBODY = Access(1 << 31, observers=frozenset())
+"""Lets no user of this machine attach."""
 NODE = "n0"
 INCARNATION = 5
 PATIENCE = 10.0
@@ -193,6 +196,12 @@ class Plane:
         self.clients.append(client)
         return client
 
+    async def until_clients(self, count: int) -> None:
+        """Wait until the server has accepted, or lost, as many connections as to have ``count``."""
+        async with asyncio.timeout(PATIENCE):
+            while self.server.clients != count:  # noqa: ASYNC110 - it tells nobody of strangers
+                await asyncio.sleep(0)
+
     async def attach(self, *, shared_memory: bool = True) -> RawClient:
         client = self.connect()
         await client.hello(shared_memory=shared_memory)
@@ -238,8 +247,8 @@ async def open_plane(
     *,
     limits: LocalLimits | None = None,
     arenas: ArenaLimits | None = None,
-    uid_allowed: Callable[[int], bool] = own_uid_only,
-    observer_allowed: Callable[[int], bool] = root_only,
+    access: Access | None = None,
+    job_secrets: bool = False,
     name: str = "",
 ) -> AsyncIterator[Plane]:
     """Serve clients on an abstract socket of a fresh name, or on ``name``."""
@@ -251,8 +260,8 @@ async def open_plane(
         node=NODE,
         incarnation=INCARNATION,
         limits=limits or LocalLimits(),
-        uid_allowed=uid_allowed,
-        observer_allowed=observer_allowed,
+        access=access,
+        job_secrets=job_secrets,
     )
     sink.refuse = server.failed
     name = name or f"@allreduced-test-{secrets.token_hex(8)}"

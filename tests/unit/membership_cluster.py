@@ -174,10 +174,18 @@ class Cluster:
         return actions
 
     def join(
-        self, name: str, rank: int, size: int, *, key: GroupKey = KEY, pid: int = 7, deadline_at: float = 300.0
+        self,
+        name: str,
+        rank: int,
+        size: int,
+        *,
+        key: GroupKey = KEY,
+        pid: int = 7,
+        deadline_at: float = 300.0,
+        proof: bytes = b"",
     ) -> int:
         self.clients += 1
-        self.tell(name, ClientJoining(self.clients, 1, key, size, rank, 0, pid, deadline_at))
+        self.tell(name, ClientJoining(self.clients, 1, key, size, rank, 0, pid, deadline_at, proof))
         return self.clients
 
     def deliver_one(self, pair: tuple[str, str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 from typing import ClassVar
 
@@ -62,6 +64,19 @@ def test_on_a_machine_without_rdma_auto_is_tcp_and_says_nothing(caplog: pytest.L
     assert not caplog.records
     with pytest.raises(ConfigError, match="this machine has no RDMA device"):
         choose(parse('[peers]\ntransport = "rdma"\n', "", {}, {}), 1 << 30)
+
+
+@pytest.mark.skipif(bool(device_names()), reason="this machine has an RDMA device")
+def test_on_a_machine_without_rdma_nothing_of_verbs_is_loaded() -> None:
+    program = """
+import sys
+from allreduced.daemon.rdma_use import choose
+from allreduced.daemon.settings import Settings
+choose(Settings(), 1 << 30)
+print([name for name in sys.modules if "verbs" in name])
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout == "['allreduced.transports.rdma.verbs_port']\n"  # plain data
 
 
 # What is looked at

@@ -297,12 +297,12 @@ def linked(node: str, *peers: tuple[str, str, str]) -> AgentReport:
 
 
 def test_each_link_tells_what_carries_its_data_and_why() -> None:
-    lacks = "the peer has no RDMA device"
+    lacks = "the other end declined: this machine has no RDMA device"
     view = put_together(
         [
             linked("a", ("b", "rdma", "mlx5_0 port 1"), ("c", "tcp", lacks)),
             linked("b", ("a", "rdma", "mlx5_1 port 1")),
-            linked("c", ("a", "tcp", "no RDMA device here")),
+            linked("c", ("a", "tcp", "this machine has no RDMA device")),
         ],
         (),
     )
@@ -310,7 +310,7 @@ def test_each_link_tells_what_carries_its_data_and_why() -> None:
         LinkView("a", "b", "rdma", "mlx5_0 port 1"),
         LinkView("a", "c", "tcp", lacks),
         LinkView("b", "a", "rdma", "mlx5_1 port 1"),
-        LinkView("c", "a", "tcp", "no RDMA device here"),
+        LinkView("c", "a", "tcp", "this machine has no RDMA device"),
     )
     told = text(view)
     assert (
@@ -319,12 +319,18 @@ def test_each_link_tells_what_carries_its_data_and_why() -> None:
                 "links",
                 "  NODE  PEER  DATA BY",
                 "  a     b     rdma     mlx5_0 port 1",
-                "  a     c     tcp      the peer has no RDMA device",
+                "  c     a     tcp      this machine has no RDMA device",
             ]
         )
         in told
     )
-    assert "no RDMA device here" not in told  # one line for a pair
+    assert "declined" not in told  # one line for a pair, of the end that knows
+    [alone] = [
+        line
+        for line in lines(put_together([linked("a", ("c", "tcp", lacks)), linked("c", ("a", "tcp", ""))], ()))
+        if "tcp" in line
+    ]
+    assert alone == f"  a     c     tcp      {lacks}"
 
 
 def test_of_many_links_those_are_listed_that_are_unlike_the_others() -> None:

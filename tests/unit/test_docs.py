@@ -158,3 +158,18 @@ def test_the_algorithms_and_the_table_that_chooses_them_are_told() -> None:
     ]
     assert told == wanted
     assert TABLE["all_reduce_many"] == TABLE["all_reduce"]
+
+
+def test_the_texts_of_troubleshooting_are_those_of_the_code() -> None:
+    """What may differ from case to case (names, numbers, …) divides a text; the parts between must be in the code."""
+    page = (ROOT / "docs" / "rdma.md").read_text(encoding="utf-8")
+    table = page.split("## Troubleshooting")[1]
+    cells = re.findall(r"^\| (`.*?`[^|]*) \|", table, flags=re.MULTILINE)
+    texts = [text for cell in cells for text in re.findall(r"`([^`]+)`", cell)]
+    assert len(texts) > 20
+    sources = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("*/allreduced/**/*.py"))
+    code = re.sub(r'"\s*\n\s*f?"', "", sources)
+    for text in texts:
+        for part in re.split(r"…|[^ ]*\d[^ ]*(?: MiB)?|'x'|\bis (?:RoCE|on) ?|Ethernet|InfiniBand|down|uverbs", text):
+            words = part.strip(" ,;:.")
+            assert len(words) < 12 or words in code, (text, words)

@@ -97,9 +97,9 @@ def test_nothing_is_made_where_not_everything_fits() -> None:
     assert memory.reserve(1, 4 * KIB, 9 * KIB) is None
     assert context.out == []
     assert memory.reserved == 0
-    assert memory.can_ever_fit(56 * KIB, 8 * KIB)
-    assert not memory.can_ever_fit(57 * KIB, 8 * KIB)
-    assert not memory.can_ever_fit(0, 9 * KIB)
+    assert memory.never_fits(56 * KIB, 8 * KIB) is None
+    assert memory.never_fits(57 * KIB, 8 * KIB) == ("limits.arena_bytes", 64 * KIB)
+    assert memory.never_fits(0, 9 * KIB) == ("limits.arena_bytes", 64 * KIB)
 
 
 def test_idle_arenas_make_room_for_others() -> None:

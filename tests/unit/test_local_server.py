@@ -42,7 +42,7 @@ async def plane() -> AsyncIterator[Plane]:
 async def test_hello_is_answered_with_version_node_and_inline_limit(plane: Plane) -> None:
     client = plane.connect()
     await client.send(local.Hello(1, 9, os.getpid(), True))
-    assert await client.receive(local.Welcome) == local.Welcome(2, NODE, INCARNATION, 8192, 300.0)
+    assert await client.receive(local.Welcome) == local.Welcome(local.HIGHEST_VERSION, NODE, INCARNATION, 8192, 300.0)
 
 
 async def test_a_join_becomes_a_claim_of_the_peers_uid_and_is_answered(plane: Plane) -> None:

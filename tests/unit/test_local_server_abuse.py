@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support.local_plane import GROUP, Plane, open_plane, submit
+from tests.support.local_plane import GROUP, NOBODY, Plane, open_plane, submit
 
 from allreduced.core.errors import (
     AuthenticationError,
@@ -24,8 +24,10 @@ from allreduced.core.errors import (
     ProtocolError,
     from_wire,
 )
+from allreduced.daemon import client_connection
+from allreduced.daemon.arena_table import ArenaLimits
 from allreduced.daemon.engine.events import ClientGone as EngineClientGone
-from allreduced.daemon.engine.events import Submitted
+from allreduced.daemon.engine.events import LeasesReturned, Submitted
 from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER as RESULT
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.membership.events import ClientGone, ClientLeaving
@@ -217,7 +219,7 @@ async def test_messages_before_the_end_count_although_answers_cannot_be_sent(pla
 
 
 async def test_another_user_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    async with open_plane(uid_allowed=lambda uid: False, observer_allowed=lambda uid: False) as plane:
+    async with open_plane(access=NOBODY) as plane:
         client = plane.connect()
         [refused] = await client.rest()
         assert isinstance(refused, local.Refused)
@@ -241,7 +243,127 @@ async def test_who_says_no_hello_is_dropped() -> None:
     async with open_plane(limits=LocalLimits(hello_timeout=0.02)) as plane:
         client = plane.connect()
         await client.send_bytes(local.encode(HELLO)[:5])
-        assert await client.rest() == []
+        [refused] = await client.rest()
+        assert isinstance(refused, local.Refused)
+        error = from_wire(refused.error)
+        assert isinstance(error, LimitExceeded)
+        assert error.limit == "limits.hello_timeout"
+        assert "0.02 s" in error.message
+
+
+async def test_a_flood_of_messages_is_handled_in_turns_with_others(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_connection, "TURN_SECONDS", -1.0)  # one message a turn
+    many = 2000
+    flood, other = await plane.attach(), await plane.attach()
+    await flood.send_bytes(b"".join(local.encode(local.ReleaseLeases((number,))) for number in range(many)))
+    await other.send(local.AllocateArena(1, 4096))
+    await other.receive(local.ArenaGranted)
+    assert len(plane.sink.engine) < many
+    await plane.sink.told(LeasesReturned, many)
+    assert [event.leases for event in plane.sink.engine if isinstance(event, LeasesReturned)] == [
+        (number,) for number in range(many)
+    ]
+    await flood.send(local.AllocateArena(1, 4096))  # and it is read on
+    await flood.receive(local.ArenaGranted)
+
+
+async def test_what_waits_of_a_flood_is_handled_before_its_end(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_connection, "TURN_SECONDS", -1.0)
+    flood = await plane.attach()
+    await flood.send_bytes(b"".join(local.encode(local.ReleaseLeases((number,))) for number in range(500)))
+    flood.close()
+    await plane.sink.told(ClientGone)
+    assert len([event for event in plane.sink.engine if isinstance(event, LeasesReturned)]) == 500
+
+
+async def test_clients_of_one_user_are_limited() -> None:
+    async with open_plane(limits=LocalLimits(clients_per_user=2)) as plane:
+        await plane.attach()
+        second = await plane.attach()
+        [refused] = await plane.connect().rest()
+        assert isinstance(refused, local.Refused)
+        error = from_wire(refused.error)
+        assert isinstance(error, LimitExceeded)
+        assert error.limit == "limits.clients_per_user"
+        assert f"2 clients of uid {os.geteuid()}" in error.message
+        second.close()
+        await plane.until_clients(1)
+        await plane.attach()
+
+
+async def test_who_says_nothing_makes_room_for_who_does() -> None:
+    async with open_plane(limits=LocalLimits(clients=3)) as plane:
+        client = await plane.attach()
+        silent = [plane.connect() for _ in range(2)]
+        await plane.until_clients(3)
+        others = [await plane.attach(), await plane.attach()]
+        for stranger in silent:
+            [refused] = await stranger.rest()
+            assert isinstance(refused, local.Refused)
+            assert from_wire(refused.error).limit == "limits.clients"  # type: ignore[attr-defined]
+        for who in (client, *others):
+            await who.send(local.AllocateArena(2, 1))
+            await who.receive(local.ArenaGranted)
+
+
+async def test_requests_of_one_user_are_limited_over_its_clients() -> None:
+    async with open_plane(limits=LocalLimits(requests_per_user=3)) as plane:
+        first, number = await plane.join()
+        second, _ = await plane.join()
+        await first.send(submit(2, payload=FOUR), submit(3, payload=FOUR))
+        await second.send(submit(2, payload=FOUR), submit(3, payload=FOUR))
+        failed = await second.receive(local.RequestFailed)
+        error = from_wire(failed.error)
+        assert isinstance(error, LimitExceeded)
+        assert error.limit == "limits.requests_per_user"
+        assert f"3 requests of the processes of uid {os.geteuid()}" in error.message
+        await plane.sink.told(Submitted, 3)
+        plane.deliver(number, 2, FOUR)
+        await second.send(submit(4, payload=FOUR))
+        await plane.sink.told(Submitted, 4)
+
+
+async def test_tensors_in_pieces_are_limited() -> None:
+    async with open_plane(limits=LocalLimits(streams=2, inline=64)) as plane:
+        client, number = await plane.join()
+        big = {"count": 32, "shape": "(32,)"}
+        await client.send(
+            submit(2, upload=True, **big),
+            submit(3, payload=FOUR, inline_result=True),
+            submit(4, upload=True, **big),
+            submit(5, upload=True, **big),
+        )
+        failed = await client.receive(local.RequestFailed)
+        assert failed.request == 5
+        error = from_wire(failed.error)
+        assert isinstance(error, LimitExceeded)
+        assert error.limit == "limits.streams"
+        assert "2 large tensors" in error.message
+        await client.send(local.Upload(2, bytes(128)))
+        await plane.sink.told(Submitted, 2)
+        plane.deliver(number, 2, FOUR)
+        await client.receive(local.Done)
+        await client.send(submit(6, upload=True, **big), local.Upload(6, bytes(128)))
+        await plane.sink.told(Submitted, 3)
+
+
+async def test_memory_of_one_user_is_limited_over_its_clients() -> None:
+    limits = ArenaLimits(64 << 20, 48 << 20, 48 << 20, per_user=1 << 20)
+    async with open_plane(arenas=limits) as plane:
+        first, second = await plane.attach(), await plane.attach()
+        await first.send(local.AllocateArena(2, 600 << 10))
+        granted = await first.receive(local.ArenaGranted)
+        await second.send(local.AllocateArena(2, 600 << 10))
+        error = from_wire((await second.receive(local.RequestFailed)).error)
+        assert isinstance(error, LimitExceeded)
+        assert error.limit == "limits.arena_bytes_per_user"
+        assert str(1 << 20) in error.message
+        await first.send(local.ReleaseArena(granted.arena), local.AllocateArena(3, 1))
+        await first.receive(local.ArenaGranted)
+        await second.send(local.AllocateArena(3, 600 << 10))
+        await second.receive(local.ArenaGranted)
 
 
 async def test_close_sends_what_waits_and_removes_the_socket(tmp_path: Path) -> None:

@@ -36,28 +36,45 @@ VERSION_1: list[tuple[Frame, str]] = [
             "415244310103000000000000000000000000000037000000919292a66e6f64652d61b37463703a2f2f31302e302e302e313a3431323392a66e6f64652d62b07463703a2f2f5b3a3a315d3a34313233"
         ),
     ),
-    (peer.StatusRequest(5, 1000), ("4152443101040000000000000000000000000000050000009205cd03e8")),
+    (peer.StatusRequest(5, 1000), ("4152443101040000000000000000000000000000060000009305cd03e800")),
     (
         peer.Status(5, REPORT),
         (
-            "41524431010500000000000000000000000000002401000092059ba1610b2acd03e8cb4059000000000000039194a1620cb37463703a2f2f31302e302e302e323a34313233cb3fd0000000000000919d0793cd03e8a56a6f622d31a5776f726c64a772756e6e696e6701049293a1610b92000193a1620c92020392930064a772756e6e696e67930165a773746f7070656490a0a0919aa17702a9676174686572696e67cb4029000000000000cb4071f800000000009198aa616c6c5f7265647563650101a628332c2034290cffa0920001929200cb40290000000000009201cb4028000000000000920203a572616e6b7391a1629195a17800a86d69736d61746368ac72616e6b7320646966666572910100919493cd03e8a56a6f622d32a5776f726c6402919400a16166cb3ff8000000000000909192cd03e90200"
+            "41524431010500000000000000000000000000002c01000092059ea1610b2acd03e8cb4059000000000000039196a1620cb37463703a2f2f31302e302e302e323a34313233cb3fd0000000000000a3746370a0919d0793cd03e8a56a6f622d31a5776f726c64a772756e6e696e6701049293a1610b92000193a1620c92020392930064a772756e6e696e67930165a773746f7070656490a0a0919aa17702a9676174686572696e67cb4029000000000000cb4071f800000000009198aa616c6c5f7265647563650101a628332c2034290cffa0920001929200cb40290000000000009201cb4028000000000000920203a572616e6b7391a1629195a17800a86d69736d61746368ac72616e6b7320646966666572910100919493cd03e8a56a6f622d32a5776f726c6402919400a16166cb3ff8000000000000909192cd03e90200a0a090"
+        ),
+    ),
+    (peer.Load(8, b"abc"), ("4152443101060000000000000000000000000000070000009208c403616263")),
+    (peer.Loaded(8), ("4152443101070000000000000000000000000000020000009108")),
+    (
+        peer.Announce(KEY, 6, 3, 77, 4242, 1, bytes(range(32))),
+        (
+            "41524431011000000000000000000000000000003a0000009793cd03e8a56a6f622d31a5776f726c6406034dcd109201c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
         ),
     ),
     (
-        peer.Announce(KEY, 6, 3, 77, 4242, 1),
-        ("4152443101100000000000000000000000000000180000009693cd03e8a56a6f622d31a5776f726c6406034dcd109201"),
-    ),
-    (peer.Retract(KEY, 77), ("4152443101110000000000000000000000000000120000009293cd03e8a56a6f622d31a5776f726c644d")),
-    (
-        peer.Refuse(KEY, 77, ERROR),
+        peer.Retract(KEY, 77, bytes(range(32))),
         (
-            "41524431011200000000000000000000000000004a0000009393cd03e8a56a6f622d31a5776f726c644d94a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162"
+            "4152443101110000000000000000000000000000340000009393cd03e8a56a6f622d31a5776f726c644dc420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
         ),
     ),
     (
-        peer.Form(KEY, 7, 1, 1 << 20, (Member("node-a", 11, (0, 1)), Member("node-b", 12, (2,))), (77, 78, 79)),
+        peer.Refuse(KEY, 77, ERROR, bytes(range(32))),
         (
-            "4152443101130000010000000700000000000000320000009493cd03e8a56a6f622d31a5776f726c64ce001000009293a66e6f64652d610b92000193a66e6f64652d620c9102934d4e4f"
+            "41524431011200000000000000000000000000006c0000009493cd03e8a56a6f622d31a5776f726c644d94a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
+        ),
+    ),
+    (
+        peer.Form(
+            KEY,
+            7,
+            1,
+            1 << 20,
+            (Member("node-a", 11, (0, 1)), Member("node-b", 12, (2,))),
+            (77, 78, 79),
+            bytes(range(32)),
+        ),
+        (
+            "4152443101130000010000000700000000000000540000009593cd03e8a56a6f622d31a5776f726c64ce001000009293a66e6f64652d610b92000193a66e6f64652d620c9102934d4e4fc420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
         ),
     ),
     (
@@ -180,6 +197,11 @@ def test_every_prefix_and_trailing_bytes_are_refused(frame: Frame, text: str) ->
         decode(payload + b"\0")
 
 
+def test_a_status_request_of_earlier_versions_asks_for_no_probe() -> None:
+    frame = decode(bytes.fromhex("4152443101040000000000000000000000000000050000009205cd03e8"))
+    assert frame == peer.StatusRequest(5, 1000, 0)
+
+
 def test_every_frame_is_recorded_and_has_a_code() -> None:
     frames = (
         peer.Frame,
@@ -188,10 +210,19 @@ def test_every_frame_is_recorded_and_has_a_code() -> None:
         peer.OperationFrame,
         peer.NamesFrame,
         peer.StatusFrame,
+        peer.LoadFrame,
         change.ChangeFrame,
     )
     unions = " ".join(map(str, frames)).replace("|", " ").split()
-    aliases = {"MembershipFrame", "EngineFrame", "OperationFrame", "NamesFrame", "ChangeFrame", "StatusFrame"}
+    aliases = {
+        "MembershipFrame",
+        "EngineFrame",
+        "OperationFrame",
+        "NamesFrame",
+        "ChangeFrame",
+        "StatusFrame",
+        "LoadFrame",
+    }
     names = set(unions) - aliases
     assert {cls.__name__ for cls in peer.CODES} == {type(frame).__name__ for frame, _ in VERSION_1} == names
     assert len(set(peer.CODES.values())) == len(peer.CODES)
@@ -248,3 +279,40 @@ def test_the_largest_group_fits() -> None:
     )
     frame = peer.Form(KEY, 7, 1, 1 << 20, members, ((1 << 64) - 1,) * size)
     assert decode(encode(frame)) == frame
+
+
+EARLIER: list[tuple[peer.Frame, str]] = [
+    (
+        peer.Announce(KEY, 6, 3, 77, 4242, 1),
+        ("4152443101100000000000000000000000000000180000009693cd03e8a56a6f622d31a5776f726c6406034dcd109201"),
+    ),
+    (
+        peer.Retract(KEY, 77),
+        ("4152443101110000000000000000000000000000120000009293cd03e8a56a6f622d31a5776f726c644d"),
+    ),
+    (
+        peer.Refuse(KEY, 77, ERROR),
+        (
+            "41524431011200000000000000000000000000004a0000009393cd03e8a56a6f622d31a5776f726c644d94a972616e6b5f6c6f7374ae72616e6b203220697320676f6e65ab73656520697473206c6f6782a572616e6b739102a56e6f64657391a162"
+        ),
+    ),
+    (
+        peer.Form(KEY, 7, 1, 1 << 20, (Member("node-a", 11, (0, 1)), Member("node-b", 12, (2,))), (77, 78, 79)),
+        (
+            "4152443101130000010000000700000000000000320000009493cd03e8a56a6f622d31a5776f726c64ce001000009293a66e6f64652d610b92000193a66e6f64652d620c9102934d4e4f"
+        ),
+    ),
+]
+"""What agents told before there were job secrets."""
+
+
+@pytest.mark.parametrize(("frame", "text"), EARLIER, ids=[type(frame).__name__ for frame, _ in EARLIER])
+def test_frames_of_agents_without_job_secrets_are_read(frame: peer.Frame, text: str) -> None:
+    assert peer.decode(bytes.fromhex(text)) == frame
+
+
+@pytest.mark.parametrize(("frame", "text"), EARLIER, ids=[type(frame).__name__ for frame, _ in EARLIER])
+def test_agents_without_job_secrets_read_the_frames_of_this_one(frame: peer.Frame, text: str) -> None:
+    """They ignore the item behind those that they know."""
+    body = bytes.fromhex(text)[peer.HEADER.size :]
+    assert peer.encode(frame)[peer.HEADER.size :] == bytes([body[0] + 1]) + body[1:] + b"\xc4\x00"

@@ -15,7 +15,7 @@ from allreduced.core.errors import AllReducedError
 from allreduced.core.identity import GroupKey, Member, Members
 from allreduced.core.limits import AtMost, Between
 from allreduced.core.reductions import Reduction
-from allreduced.protocol import change, local, peer, status, wire_error
+from allreduced.protocol import change, job_secret, local, peer, status, wire_error
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
@@ -32,6 +32,7 @@ RECORDS = {
     "change": change.Change,
     "agent": status.AgentReport,
     "peer": status.PeerReport,
+    "reach": status.ReachReport,
     "group": status.GroupReport,
     "process": status.ProcessReport,
     "operation": status.OperationReport,
@@ -61,6 +62,7 @@ WORDS = {
     "word": limits.Word,
     "text": limits.Text,
     "shape": limits.ShapeText,
+    "digest": job_secret.Digest,
     "data": local.Data,
     "data or nil": local.Data | None,
     "bool": bool,
@@ -85,6 +87,8 @@ WORDS = {
     "fingerprint": peer.Fingerprint,
     "agent": status.AgentReport,
     "array of peer": status.Peers,
+    "array of reach": status.Reaches,
+    "bytes, at most 524288": peer.LoadData,
     "array of group": status.Groups,
     "array of process": status.Processes,
     "array of operation": status.Operations,
@@ -169,9 +173,10 @@ def test_numbers_in_the_text_are_those_of_the_code() -> None:
     assert f"A report has at most {status.MAX_REPORT} bytes" in PEER
     assert f"of each group at most {status.MAX_OPERATIONS} operations" in PEER
     assert (
-        f"at most {status.MAX_LISTED} peers, groups, gatherings, hidden and unanswered, and {status.MAX_CALLS}" in PEER
+        f"at most {status.MAX_LISTED} peers, groups, gatherings, hidden, unanswered and reach, and {status.MAX_CALLS}"
+        in PEER
     )
-    assert f"There are versions {local.LOWEST_VERSION} and {local.HIGHEST_VERSION}" in LOCAL
+    assert f"There are versions {local.LOWEST_VERSION} to {local.HIGHEST_VERSION}" in LOCAL
 
 
 def test_codes_of_dtypes_reductions_and_errors_are_documented() -> None:

@@ -10,6 +10,7 @@ from tests.support.local_plane import PATIENCE, Plane, open_plane, submit
 from tests.support.reports import REPORT, agent
 
 from allreduced.core.errors import AuthenticationError, ProtocolError, from_wire
+from allreduced.daemon.access import Access
 from allreduced.daemon.lifetime import Lifetime
 from allreduced.daemon.membership.events import ClientGone, ClientJoining
 from allreduced.daemon.ports import ReachablePeer
@@ -92,7 +93,7 @@ async def test_a_second_question_before_the_answer_is_refused() -> None:
 
 
 async def test_root_may_look_where_it_may_not_attach() -> None:
-    async with open_plane(uid_allowed=lambda uid: False, observer_allowed=lambda uid: True) as plane:
+    async with open_plane(access=Access(1 << 31, observers=frozenset({os.geteuid()}))) as plane:
         service(plane)
         client = await plane.attach()
         await client.send(local.AskStatus(1, True))

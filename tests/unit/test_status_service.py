@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from tests.support.reports import agent, group_at
@@ -10,7 +11,7 @@ from tests.support.reports import agent, group_at
 from allreduced.daemon.ports import ReachablePeer
 from allreduced.daemon.status import Answer, StatusService, status_wait
 from allreduced.protocol.peer import Frame, Status, StatusRequest
-from allreduced.protocol.status import AgentReport, UnansweredReport
+from allreduced.protocol.status import AgentReport, ReachReport, UnansweredReport
 
 PATIENCE = 30.0
 
@@ -20,6 +21,7 @@ class Peers:
         self.up = list(nodes)
         self.lost = lost
         self.sent: list[tuple[str, Frame]] = []
+        self.sending = asyncio.Event()
 
     def view(self) -> tuple[ReachablePeer, ...]:
         return tuple(ReachablePeer(node, 1, "", "", 3.0) for node in self.up)
@@ -29,6 +31,7 @@ class Peers:
 
     def send_frame(self, node: str, frame: Frame) -> None:
         self.sent.append((node, frame))
+        self.sending.set()
 
 
 def nodes(answer: Answer) -> list[str]:
@@ -129,3 +132,75 @@ async def test_nothing_is_told_after_the_end() -> None:
     await asyncio.sleep(0)
     service.frame_arrived("b", Status(1, agent("b")))
     assert answers == []
+
+
+def reach_of(node: str) -> tuple[ReachReport, ...]:
+    return (ReachReport(node, f"tcp://{node}:1", "reached", "", 0.1, 0),)
+
+
+async def test_a_probe_is_asked_of_all_at_once_and_told_in_the_reports() -> None:
+    answers: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    asked: list[bool] = []
+
+    async def probe(bandwidth: bool) -> tuple[ReachReport, ...]:
+        asked.append(bandwidth)
+        return reach_of("b")
+
+    peers = Peers("b", "c")
+    service = StatusService(lambda uid: agent("a"), peers, wait=1000.0, probe=probe)
+    service.ask(7, answers.set_result, others=True, probe=1)
+    assert peers.sent == [("b", StatusRequest(1, 7, 1)), ("c", StatusRequest(1, 7, 1))]
+    for node in ("b", "c"):
+        service.frame_arrived(node, Status(1, replace(agent(node), reach=reach_of("a"))))
+    async with asyncio.timeout(PATIENCE):
+        answer = await answers
+    assert asked == [False]
+    assert [report.reach for report in answer.reports] == [reach_of("b"), reach_of("a"), reach_of("a")]
+
+
+async def test_links_are_measured_by_one_agent_after_the_other() -> None:
+    answers: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    measuring, measured = asyncio.Event(), asyncio.Event()
+
+    async def probe(bandwidth: bool) -> tuple[ReachReport, ...]:
+        measuring.set()
+        await measured.wait()
+        return ()
+
+    peers = Peers("b", "c")
+    service = StatusService(lambda uid: agent("a"), peers, wait=1000.0, probe=probe)
+    service.ask(7, answers.set_result, others=True, probe=2)
+    async with asyncio.timeout(PATIENCE):
+        await measuring.wait()
+        assert peers.sent == []
+        measured.set()
+        await peers.sending.wait()
+        assert peers.sent == [("b", StatusRequest(1, 7, 2))]
+        service.frame_arrived("b", Status(1, agent("b")))
+        assert peers.sent[1:] == [("c", StatusRequest(1, 7, 2))]
+        service.frame_arrived("c", Status(1, agent("c")))
+        assert nodes(await answers) == ["a", "b", "c"]
+
+
+async def test_another_agent_is_told_after_the_probe() -> None:
+    async def probe(bandwidth: bool) -> tuple[ReachReport, ...]:
+        return reach_of("b")
+
+    peers = Peers("b")
+    service = StatusService(lambda uid: agent("a"), peers, wait=1.0, probe=probe)
+    service.frame_arrived("b", StatusRequest(9, 7, 1))
+    async with asyncio.timeout(PATIENCE):
+        await peers.sending.wait()
+    assert peers.sent == [("b", Status(9, replace(agent("a"), reach=reach_of("b"))))]
+
+
+async def test_a_probe_that_fails_costs_only_its_own_part() -> None:
+    answers: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    async def probe(bandwidth: bool) -> tuple[ReachReport, ...]:
+        raise RuntimeError("a defect")
+
+    service = StatusService(lambda uid: agent("a"), Peers(), wait=1.0, probe=probe)
+    service.ask(7, answers.set_result, others=True, probe=1)
+    async with asyncio.timeout(PATIENCE):
+        assert await answers == Answer((agent("a"),), ())

@@ -53,6 +53,7 @@ class AsyncCommunicator(AsyncReducing, AsyncMoving):
         default_deadline: float | None = None,
         shared_memory: bool = True,
         agent: Literal["auto", "require"] | None = None,
+        job_secret: str | bytes | None = None,
     ) -> Connecting:
         """Attach to this node's agent, as :func:`allreduced.client.connect` does, with the same errors.
 
@@ -70,6 +71,7 @@ class AsyncCommunicator(AsyncReducing, AsyncMoving):
             default_deadline=default_deadline,
             shared_memory=shared_memory,
             agent=agent,
+            job_secret=job_secret,
         )
         return Connecting(options)
 

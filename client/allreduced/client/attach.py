@@ -7,12 +7,12 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from allreduced.client.arguments import check_deadline, check_number, check_text
 from allreduced.client.conversation import Conversation
 from allreduced.client.endpoint import Receiver, open_socket, transmit
-from allreduced.client.environment import AgentSettings, Launch, read_agent, read_launch
+from allreduced.client.environment import AgentSettings, Launch, read_agent, read_job_secret, read_launch
 from allreduced.client.private_agent import START_SECONDS, Lock, check_installed, private_agent, start
 from allreduced.client.waiting import Procedure, Wait
 from allreduced.core.addresses import SocketAddress, parse_socket
@@ -57,6 +57,8 @@ class Options:
     default_deadline: float
     """0 for the agent's."""
     shared_memory: bool
+    job_secret: bytes = field(default=b"", repr=False)
+    """Empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ def read_options(
     default_deadline: float | None,
     shared_memory: bool,
     agent: str | None,
+    job_secret: str | bytes | None = None,
 ) -> Options:
     """Return the checked arguments, completed from the environment.
 
@@ -110,6 +113,7 @@ def read_options(
         deadline=check_deadline("deadline", deadline),
         default_deadline=0.0 if default_deadline is None else check_deadline("default_deadline", default_deadline),
         shared_memory=shared_memory,
+        job_secret=read_job_secret(os.environ, job_secret),
     )
 
 
@@ -261,6 +265,7 @@ def _join(
             local_rank=launch.local_rank,
             deadline=max(until - time.monotonic(), 0.001),
             default_deadline=options.default_deadline,
+            job_secret=options.job_secret,
         )
         yield from _exchange(
             connection,

@@ -35,6 +35,7 @@ def connect(
     default_deadline: float | None = None,
     shared_memory: bool = True,
     agent: Literal["auto", "require"] | None = None,
+    job_secret: str | bytes | None = None,
 ) -> Communicator:
     """Attach this process to its node's agent, and wait until all ranks of the group have done so.
 
@@ -48,6 +49,11 @@ def connect(
     An agent that this process was attached to before, and that is not there now, is waited for until the deadline: it
     is being restarted.
 
+    ``job_secret``: what all ranks of the job must give alike, else ``ALLREDUCED_JOB_SECRET``; it keeps processes out
+    that run as the same user, as those of other containers do. It does not leave this process. A rank that gives
+    another one than most ranks of its group is refused; the others do not notice it.
+
+    :raises AuthenticationError: this user may not attach, or the job secret is missing or is not that of the others.
     :raises AgentUnavailable: there is no agent and none could be started.
     :raises InvalidArgument: a name is too long, or a deadline is no finite number of seconds above 0.
     :raises DeadlineExceeded: ranks are missing; ``missing`` names them.
@@ -66,6 +72,7 @@ def connect(
         default_deadline=default_deadline,
         shared_memory=shared_memory,
         agent=agent,
+        job_secret=job_secret,
     )
     attached = drive(attach(options))
     session = Session(attached)

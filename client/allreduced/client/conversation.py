@@ -21,6 +21,7 @@ from allreduced.client.staging import ArenaRequest, Staging, pieces
 from allreduced.core.errors import (
     AgentUnavailable,
     AllReducedError,
+    AuthenticationError,
     ClosedError,
     InvalidArgument,
     LimitExceeded,
@@ -28,11 +29,13 @@ from allreduced.core.errors import (
     from_wire,
 )
 from allreduced.protocol.framing import MessageReader
+from allreduced.protocol.job_secret import NO_SECRET, digest_of
 from allreduced.protocol.local import (
     HIGHEST_VERSION,
     LOWEST_VERSION,
     MAX_LEASES,
     MAX_MESSAGE,
+    SECRET_VERSION,
     WITH_DESCRIPTOR,
     ArenaGranted,
     Done,
@@ -102,15 +105,35 @@ class Conversation:
         self._outbox.send(Hello(LOWEST_VERSION, HIGHEST_VERSION, os.getpid(), self.shared_memory))
 
     def join(
-        self, *, job: str, group: str, rank: int, size: int, local_rank: int, deadline: float, default_deadline: float
+        self,
+        *,
+        job: str,
+        group: str,
+        rank: int,
+        size: int,
+        local_rank: int,
+        deadline: float,
+        default_deadline: float,
+        job_secret: bytes = b"",
     ) -> None:
         """Ask for a rank of a group; ``joined`` or ``join_error`` will be set.
 
-        ``default_deadline``: seconds, 0 for the agent's.
+        ``default_deadline``: seconds, 0 for the agent's. ``job_secret``: empty for none; it is not sent itself.
+
+        :raises AuthenticationError: there is a secret, and the agent is of a version that does not know of any.
         """
+        version = self.welcome.version if self.welcome is not None else HIGHEST_VERSION
+        if job_secret and version < SECRET_VERSION:
+            raise AuthenticationError(
+                f"this node's agent speaks version {version} of the protocol, which knows no job secrets",
+                hint="install a newer version for the agent, or connect without job_secret (ALLREDUCED_JOB_SECRET)",
+            )
+        secret = digest_of(job_secret, job, group) if job_secret else NO_SECRET
         self._default_deadline = default_deadline
         self._join_request = self._outbox.next_request()
-        self._outbox.send(Join(self._join_request, job, group, rank, size, local_rank, deadline, default_deadline))
+        self._outbox.send(
+            Join(self._join_request, job, group, rank, size, local_rank, deadline, default_deadline, secret)
+        )
 
     def submit(self, operation: Operation) -> None:
         """Start an operation. Its parts leave in the order of the calls, also where one waits for an arena.

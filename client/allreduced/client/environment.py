@@ -126,6 +126,22 @@ def read_agent(environ: Environment, launch: Launch, *, socket: str | None, agen
     return AgentSettings(address, source, usual_places(environ), mode == "require", _join(environ, launch))
 
 
+def read_job_secret(environ: Environment, job_secret: str | bytes | None) -> bytes:
+    """Return the secret of the job; empty where there is none. ``job_secret`` is the argument of ``connect``.
+
+    :raises ConfigError: the argument is empty, or of another type.
+    """
+    if job_secret is None:
+        return environ.get("ALLREDUCED_JOB_SECRET", "").encode(errors="surrogateescape")
+    if not job_secret or type(job_secret) not in (str, bytes):
+        raise ConfigError(
+            "job_secret must be text or bytes, and not empty",
+            path="job_secret",
+            hint="leave it out where there is none",
+        )
+    return job_secret.encode() if isinstance(job_secret, str) else job_secret
+
+
 def usual_places(environ: Environment) -> tuple[str, ...]:
     """Return where agents are looked for when none is named: the user's runtime directory, then the system's."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")

@@ -43,10 +43,11 @@ class ClusterStatus:
     unanswered: tuple[UnansweredReport, ...]
 
 
-def ask_status(address: SocketAddress, *, path: str, others: bool, timeout: float) -> ClusterStatus:
+def ask_status(address: SocketAddress, *, path: str, others: bool, timeout: float, probe: int = 0) -> ClusterStatus:
     """Ask the agent at ``address`` what runs, and (``others``) through it all agents that it knows.
 
-    ``path`` says where the address comes from. Waits ``timeout`` seconds at most. No operation is disturbed by it.
+    ``probe``: as in AskStatus. ``path`` says where the address comes from. Waits ``timeout`` seconds at most. No
+    operation is disturbed by it.
 
     :raises AgentUnavailable: nobody answers there, or not in time.
     :raises ConfigError: what is there is no socket.
@@ -66,7 +67,7 @@ def ask_status(address: SocketAddress, *, path: str, others: bool, timeout: floa
                 f"the agent at {address} speaks version {welcome.version} of the protocol, which has no status",
                 hint="it runs an older release: install this one there, and start the agent anew",
             )
-        _send(connection, AskStatus(_REQUEST, others))
+        _send(connection, AskStatus(_REQUEST, others, probe))
         reports: list[AgentReport] = []
         while True:
             message = _next(messages)

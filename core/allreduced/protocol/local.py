@@ -33,13 +33,17 @@ from allreduced.core.limits import (
     Word,
 )
 from allreduced.protocol.codec import ADDED_LATER, Codec
+from allreduced.protocol.job_secret import NO_SECRET, Digest
 from allreduced.protocol.status import AgentReport, Unanswered
 
 LOWEST_VERSION = 1
-HIGHEST_VERSION = 2
+HIGHEST_VERSION = 3
 
 STATUS_VERSION = 2
 """The first version that has :class:`AskStatus`."""
+
+SECRET_VERSION = 3
+"""The first version in which :class:`Join` tells a job secret: earlier ones would ignore it."""
 
 MAX_MESSAGE = 2 << 20
 """Bytes that the body of one message may have at most; larger tensors go by arena or in :class:`Upload` pieces."""
@@ -73,7 +77,7 @@ class Join:
     """Take ``rank`` of ``(job, group)`` with ``size`` ranks. Answered by Joined or RequestFailed.
 
     ``deadline``: seconds until the gathering is given up. ``default_deadline``: seconds for operations that name none,
-    0 for the agent's own default.
+    0 for the agent's own default. ``secret``: the digest of the job's secret, see ``job_secret``; since version 3.
     """
 
     request: Id
@@ -84,6 +88,7 @@ class Join:
     local_rank: Rank
     deadline: Duration
     default_deadline: Duration
+    secret: Digest = field(default=NO_SECRET, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +165,13 @@ class AskStatus:
     """Tell what runs. Answered by one AgentStatus per agent and a StatusEnd, or by RequestFailed. Since version 2.
 
     Root and the agent's own user are told everything, others the details of their own groups only. ``others``: ask
-    the other agents too.
+    the other agents too. ``probe``: 1: each agent dials all others and tells whom it reaches; 2: and it measures, one
+    agent after the other, how fast its links are.
     """
 
     request: Id
     others: bool
+    probe: U8 = field(default=0, metadata=ADDED_LATER)
 
 
 # Agent to client

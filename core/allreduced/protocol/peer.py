@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
 from allreduced.core.errors import InternalError, ProtocolError, WireError
@@ -43,7 +43,8 @@ from allreduced.protocol.change import (
     Trouble,
     Uses,
 )
-from allreduced.protocol.codec import Codec
+from allreduced.protocol.codec import ADDED_LATER, Codec
+from allreduced.protocol.job_secret import NO_SECRET, Digest
 from allreduced.protocol.status import AgentReport
 
 MAX_FRAME = 1 << 20
@@ -51,6 +52,9 @@ MAX_FRAME = 1 << 20
 
 MAX_PEERS = 1 << 13
 """Agents that one :class:`PeerTable` tells at most."""
+
+MAX_LOAD = 512 << 10
+"""Bytes of data that one :class:`Load` carries at most."""
 
 MAX_GRANTS = 1 << 14
 """Grants of one frame at most."""
@@ -68,6 +72,7 @@ Peers: TypeAlias = Annotated[tuple[tuple[Name, Annotated[str, AtMost(MAX_ADDRESS
 Stamp: TypeAlias = Annotated[tuple[Signed, ...], AtMost(8)]
 Token: TypeAlias = Annotated[bytes, AtMost(MAX_TOKEN)]
 Names: TypeAlias = Annotated[tuple[Name, ...], AtMost(MAX_FORGET)]
+LoadData: TypeAlias = Annotated[bytes, AtMost(MAX_LOAD)]
 
 # Any time
 
@@ -93,10 +98,14 @@ class PeerTable:
 
 @dataclass(frozen=True, slots=True)
 class StatusRequest:
-    """Tell what the user ``uid`` may know of what runs at the receiver; it answers by a Status."""
+    """Tell what the user ``uid`` may know of what runs at the receiver; it answers by a Status.
+
+    ``probe``: as in ``local.AskStatus``.
+    """
 
     request: Id
     uid: U32
+    probe: U8 = field(default=0, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +116,30 @@ class Status:
     report: AgentReport
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Bytes that are sent to see how fast the link is; answered by a Loaded."""
+
+    number: Id
+    data: LoadData
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A Load came in."""
+
+    number: Id
+
+
 # Membership
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """A client of the sender waits for the group. ``client``: 64-bit random, names this claim to the rank."""
+    """A client of the sender waits for the group. ``client``: 64-bit random, names this claim to the rank.
+
+    ``proof``: of its job secret, see ``job_secret``; claims whose proofs differ never meet.
+    """
 
     key: GroupKey
     size: Size
@@ -120,6 +147,7 @@ class Announce:
     client: Id
     pid: U32
     local_rank: Rank
+    proof: Digest = field(default=NO_SECRET, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +156,7 @@ class Retract:
 
     key: GroupKey
     client: Id
+    proof: Digest = field(default=NO_SECRET, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +169,7 @@ class Refuse:
     key: GroupKey
     client: Id
     error: WireError
+    proof: Digest = field(default=NO_SECRET, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +187,7 @@ class Form:
     tile_bytes: Count
     members: Members
     clients: Ids
+    proof: Digest = field(default=NO_SECRET, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,7 +440,8 @@ OperationFrame: TypeAlias = (
 NamesFrame: TypeAlias = "Forget | Forgettable"
 EngineFrame: TypeAlias = "OperationFrame | NamesFrame | Confirm"
 StatusFrame: TypeAlias = "StatusRequest | Status"
-Frame: TypeAlias = "Heartbeat | Goodbye | PeerTable | StatusFrame | MembershipFrame | EngineFrame"
+LoadFrame: TypeAlias = "Load | Loaded"
+Frame: TypeAlias = "Heartbeat | Goodbye | PeerTable | StatusFrame | LoadFrame | MembershipFrame | EngineFrame"
 
 # Bytes
 
@@ -419,6 +451,8 @@ CODES: Mapping[type, int] = {
     PeerTable: 3,
     StatusRequest: 4,
     Status: 5,
+    Load: 6,
+    Loaded: 7,
     Announce: 16,
     Retract: 17,
     Refuse: 18,

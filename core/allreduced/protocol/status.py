@@ -184,6 +184,23 @@ class PeerReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ReachReport:
+    """What came of dialling another agent at the address that it tells others.
+
+    ``outcome``: ``reached``, ``refused`` (nobody listens there), ``silent`` (nothing came back: off, or a firewall),
+    ``unknown`` (its name is not known), ``failed``; ``detail`` says more. ``seconds``: until it was reached.
+    ``bandwidth``: bytes per second over the link to it, 0 where it was not measured.
+    """
+
+    node: Name
+    address: Text
+    outcome: Word
+    detail: Text
+    seconds: Duration
+    bandwidth: Count
+
+
+@dataclass(frozen=True, slots=True)
 class HiddenReport:
     """Groups, formed or not, of a user whose details the asker may not see."""
 
@@ -200,6 +217,7 @@ class UnansweredReport:
 
 
 Peers: TypeAlias = Annotated[tuple[PeerReport, ...], AtMost(MAX_LISTED)]
+Reaches: TypeAlias = Annotated[tuple[ReachReport, ...], AtMost(MAX_LISTED)]
 Groups: TypeAlias = Annotated[tuple[GroupReport, ...], AtMost(MAX_LISTED)]
 Gatherings: TypeAlias = Annotated[tuple[GatheringReport, ...], AtMost(MAX_LISTED)]
 Hidden: TypeAlias = Annotated[tuple[HiddenReport, ...], AtMost(MAX_LISTED)]
@@ -208,7 +226,11 @@ Unanswered: TypeAlias = Annotated[tuple[UnansweredReport, ...], AtMost(MAX_LISTE
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """One agent. ``uptime``: since its start. ``left_out``: groups and gatherings that did not fit."""
+    """One agent. ``uptime``: since its start. ``left_out``: groups and gatherings that did not fit.
+
+    ``release``: of allreduced. ``advertised``: the address that it tells others, empty where it tells none. ``reach``:
+    whom it can dial, where that was asked for.
+    """
 
     node: Name
     incarnation: Id
@@ -221,6 +243,9 @@ class AgentReport:
     gatherings: Gatherings
     hidden: Hidden
     left_out: Count
+    release: Word = field(default="", metadata=ADDED_LATER)
+    advertised: Text = field(default="", metadata=ADDED_LATER)
+    reach: Reaches = field(default=(), metadata=ADDED_LATER)
 
 
 _CODEC = Codec(AgentReport, code=None)
@@ -235,6 +260,7 @@ def fit(report: AgentReport, most: int = MAX_REPORT) -> AgentReport:
         report,
         peers=report.peers[:MAX_LISTED],
         hidden=report.hidden[:MAX_LISTED],
+        reach=report.reach[:MAX_LISTED],
         groups=report.groups[:MAX_LISTED],
         gatherings=report.gatherings[:MAX_LISTED],
         left_out=report.left_out
@@ -256,7 +282,12 @@ def fit(report: AgentReport, most: int = MAX_REPORT) -> AgentReport:
                 left_out=report.left_out + dropped,
             )
         else:
-            report = replace(report, peers=report.peers[: len(report.peers) // 2], hidden=())
+            report = replace(
+                report,
+                peers=report.peers[: len(report.peers) // 2],
+                reach=report.reach[: len(report.reach) // 2],
+                hidden=(),
+            )
     return report
 
 

@@ -38,6 +38,7 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="print the effective settings as TOML, secrets masked, and the times that follow from them, and stop",
     )
+    add("--quiet", action="store_true", help="with --check: print nothing where all is well")
     add("--node", metavar="NAME", help="unique name of this node (default: the host name)")
     add(
         "--socket",
@@ -84,6 +85,8 @@ def _execute(arguments: argparse.Namespace) -> int:
 
     overrides = _overrides(arguments)
     settings = load(arguments.config, os.environ, overrides)
+    if arguments.check and arguments.quiet:
+        return 0
     if arguments.check:
         say(settings.describe())
         say("# What follows from failure.failure_timeout:")

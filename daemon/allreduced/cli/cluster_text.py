@@ -19,6 +19,9 @@ from allreduced.cli.cluster_view import (
 MANY = 16
 """Ranks or links that are listed one by one; of more, only those that say something."""
 
+ELSEWHERE = "the other end"
+"""So begins what an agent says of a link where the reason is with the other one."""
+
 _WAITS = {
     "memory": "memory of its own",
     "peer_memory": "memory{of}",
@@ -116,14 +119,15 @@ def _agents(view: ClusterView) -> list[str]:
 def _links(view: ClusterView) -> list[str]:
     """Return a line for each pair of agents; of many, how many have which transport, and those that are unlike most."""
     pairs: dict[frozenset[str], LinkView] = {}
-    for link in sorted(view.links, key=lambda link: (link.node, link.peer)):
+    for link in sorted(view.links, key=lambda link: (_hearsay(link.way), link.node, link.peer)):
         if link.transport:
             pairs.setdefault(frozenset((link.node, link.peer)), link)
     if not pairs:
         return []
     by_transport = Counter(link.transport for link in pairs.values())
     most = by_transport.most_common(1)[0][0]
-    shown = [link for link in pairs.values() if len(pairs) <= MANY or link.transport != most]
+    listed = sorted(pairs.values(), key=lambda link: (link.node, link.peer))
+    shown = [link for link in listed if len(pairs) <= MANY or link.transport != most]
     rows = [
         (printable(link.node), printable(link.peer), printable(link.transport), printable(link.way)) for link in shown
     ]
@@ -136,6 +140,13 @@ def _links(view: ClusterView) -> list[str]:
     if len(rows) > MANY:
         out.append(f"  … and {len(rows) - MANY} more that are not by {printable(most)}")
     return out
+
+
+def _hearsay(way: str) -> int:
+    """Return how little an end knows of the reasons: 0 where they are its own, 1 where it was told, 2 for nothing."""
+    if not way:
+        return 2
+    return 1 if way.startswith(ELSEWHERE) else 0
 
 
 # Groups

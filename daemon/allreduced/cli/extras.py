@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-EXTRAS = {"msgspec": "agent", "uvloop": "agent", "sklearn": "demo", "rich": "demo"}
+EXTRAS = {"msgspec": "agent", "uvloop": "agent", "sklearn": "demo", "rich": "demo", "shtab": "completion"}
 """Top-level modules, and the extra of the distribution that brings each."""
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Sequence
 
-from allreduced.cli import agent, bench, demo, run, status
+from allreduced.cli import agent, bench, completion, demo, doctor, run, status
 from allreduced.cli.console import complain, explain
 from allreduced.cli.extras import remedy
 from allreduced.core.errors import AllReducedError, UsageError
+from allreduced.core.release import release
 
 _EPILOG = """\
 examples:
@@ -20,6 +20,7 @@ examples:
   allreduced bench --ranks-per-node 4
   allreduced agent --config agent.toml
   allreduced status                                          what runs, and who is waited for
+  allreduced doctor                                          what is misconfigured, and what mends it
 
 Exit status: 0 for success, 2 for wrong usage or settings, 1 for other failures; `run` gives that of the failed rank.
 """
@@ -28,7 +29,7 @@ Exit status: 0 for success, 2 for wrong usage or settings, 1 for other failures;
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's own) and return the exit status."""
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = command_line().parse_args(argv)
     except SystemExit as end:  # argparse has said what it had to say
         return end.code if isinstance(end.code, int) else 2
     execute: Callable[[argparse.Namespace], int] = arguments.execute
@@ -54,25 +55,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
-def version() -> str:
-    """Return the version of the installed distribution; ``unknown`` where it runs from a source tree."""
-    try:
-        return importlib.metadata.version("allreduced")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line; man pages and completion are made from it."""
     parser = argparse.ArgumentParser(
         prog="allreduced",
         description="The all-reduce daemon: one agent per node adds up tensors for the processes of a training.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"allreduced {version()}")
+    parser.add_argument("--version", action="version", version=f"allreduced {release()}")
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (agent, run, demo, bench, status):
+    for command in (agent, run, demo, bench, status, doctor):
         command.add_parser(subparsers)
+    completion.add_parser(subparsers, command_line)
     return parser
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 from allreduced.core.errors import AllReducedError, ConfigError
 from allreduced.daemon import logs
+from allreduced.daemon.access import access_from, socket_group, socket_mode
 from allreduced.daemon.descriptors import raise_descriptor_limit
 from allreduced.daemon.entrance import Entrance
 from allreduced.daemon.handed_socket import handed_socket
@@ -64,6 +66,8 @@ def run_agent(settings: Settings, options: AgentOptions, environ: MutableMapping
     logs.configure(settings.agent.log_level, node)
     readiness = Readiness(options.ready_fd)
     manager = ServiceManager(environ)
+    if manager.watchdog is not None:
+        faulthandler.enable()  # the watchdog's SIGABRT tells then where the agent hangs
     try:
         raise_descriptor_limit()
         _check_peers(node, settings)
@@ -133,7 +137,7 @@ class Agent:
     async def _start(self, readiness: Readiness) -> None:
         parts = self._parts
         # First, so that a second agent at this socket disturbs nobody; clients wait there until they are accepted.
-        bound = bind_socket(self._socket) if isinstance(self._socket, str) else self._socket
+        bound = self._bind(self._socket) if isinstance(self._socket, str) else self._socket
         try:
             address = await self._entrance.open()
         except BaseException:
@@ -159,6 +163,10 @@ class Agent:
         if self._hung_up:
             self._hang_up()
 
+    def _bind(self, name: str) -> BoundSocket:
+        access = self._settings.access
+        return bind_socket(name, mode=socket_mode(access), group=socket_group(access))
+
     # Running
 
     def _status(self) -> str:
@@ -182,7 +190,12 @@ class Agent:
             return
         if not os.isatty(0):
             self._reloading = Reloading(
-                self._settings, self._options.reload, self._use_settings, self._manager, self._status
+                self._settings,
+                self._options.reload,
+                self._use_settings,
+                self._manager,
+                self._status,
+                prepare=(self._read_access,),
             )
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
 
@@ -193,6 +206,11 @@ class Agent:
             self._reloading.ask()
         else:
             self._hung_up = True
+
+    def _read_access(self, settings: Settings) -> Callable[[], None]:
+        access = access_from(settings.access, os.geteuid())
+        required = settings.access.job_secrets == "required"
+        return lambda: self._parts.server.use_access(access, job_secrets=required)
 
     def _use_settings(self, settings: Settings) -> None:
         self._settings = settings

@@ -23,12 +23,16 @@ Created: TypeAlias = "Callable[[int, AllReducedError | None], None]"
 
 @dataclass(frozen=True, slots=True)
 class ArenaLimits:
-    """Limits in bytes (``per_client_arenas``: a count). ``inputs`` is below ``total``, so that results find room."""
+    """Limits in bytes (``per_client_arenas``: a count). ``inputs`` is below ``total``, so that results find room.
+
+    ``per_user``: inputs of all clients of one user; 0 for no such limit.
+    """
 
     total: int
     inputs: int
     per_client: int
     per_client_arenas: int = 1024
+    per_user: int = 0
 
     @classmethod
     def from_total(cls, total: int) -> ArenaLimits:
@@ -44,6 +48,7 @@ class _Entry:
     nbytes: int
     owner: int  # a client for inputs and uploads, a group for results, 0 for the engine's own
     of_client: bool
+    user: int = 0
     arena: Arena | None = None
     address: int = 0
     holds: int = 0
@@ -64,6 +69,8 @@ class ArenaTable:
         self._total = 0
         self._inputs = 0
         self._by_client: dict[int, set[int]] = {}
+        self._by_user: dict[int, int] = {}
+        """Bytes of the inputs of each user's clients."""
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="allreduced-arena")
         self._running: set[asyncio.Future[object]] = set()
         self._closed = False
@@ -79,21 +86,26 @@ class ArenaTable:
         """Return the bytes that are reserved for ``client`` now."""
         return sum(self._entries[buffer].nbytes for buffer in self._by_client.get(client, ()))
 
+    def user_bytes(self, user: int) -> int:
+        """Return the bytes that are reserved for the inputs of the user's clients now."""
+        return self._by_user.get(user, 0)
+
     # Making
 
-    def create_input(self, client: int, nbytes: int, created: Created, *, shared: bool = True) -> int:
+    def create_input(self, client: int, nbytes: int, created: Created, *, shared: bool = True, user: int = 0) -> int:
         """Start making an input buffer of ``client`` and return its number; ``created`` follows on the loop.
 
-        ``shared`` false makes private memory, for inputs that come over the socket.
+        ``user``: the uid that the client runs as, whose limit it counts for too. ``shared`` false makes private memory,
+        for inputs that come over the socket.
 
         :raises LimitExceeded: a limit stands in the way; its name is a key of the section ``limits``.
         :raises InvalidArgument: ``nbytes`` is not positive.
         """
         if nbytes < 1:
             raise InvalidArgument(f"an arena must have at least one byte, not {nbytes}")
-        self._check_input(client, nbytes)
+        self._check_input(client, user, nbytes)
         kind = ArenaKind.INPUT if shared else ArenaKind.PRIVATE
-        entry = _Entry(next(self._numbers), kind, nbytes, client, of_client=True)
+        entry = _Entry(next(self._numbers), kind, nbytes, client, of_client=True, user=user)
         self._by_client.setdefault(client, set()).add(entry.buffer)
         self._start(entry, created)
         return entry.buffer
@@ -120,7 +132,7 @@ class ArenaTable:
         self._total += arena.nbytes
         return number
 
-    def _check_input(self, client: int, nbytes: int) -> None:
+    def _check_input(self, client: int, user: int, nbytes: int) -> None:
         limits = self.limits
         if len(self._by_client.get(client, ())) >= limits.per_client_arenas:
             raise LimitExceeded(
@@ -131,6 +143,7 @@ class ArenaTable:
         for name, used, limit in (
             ("limits.arena_bytes_per_client", self.client_bytes(client), limits.per_client),
             ("limits.arena_bytes", self._inputs, limits.inputs),
+            ("limits.arena_bytes_per_user", self.user_bytes(user), limits.per_user or limits.inputs),
         ):
             if used + nbytes > limit:
                 raise _too_much(nbytes, used, limit, name)
@@ -148,6 +161,7 @@ class ArenaTable:
         self._total += entry.nbytes
         if entry.of_client:
             self._inputs += entry.nbytes
+            self._by_user[entry.user] = self.user_bytes(entry.user) + entry.nbytes
         future = self._in_thread(partial(Arena.create, entry.kind, entry.nbytes))
         future.add_done_callback(partial(self._finish, entry, created))
 
@@ -269,6 +283,9 @@ class ArenaTable:
         self._total -= entry.nbytes
         if entry.of_client:
             self._inputs -= entry.nbytes
+            self._by_user[entry.user] -= entry.nbytes
+            if not self._by_user[entry.user]:
+                del self._by_user[entry.user]
             mine = self._by_client[entry.owner]
             mine.discard(entry.buffer)
             if not mine:
@@ -288,6 +305,7 @@ class ArenaTable:
                 entry.arena.close()
         self._entries.clear()
         self._by_client.clear()
+        self._by_user.clear()
         self._total = self._inputs = 0
         self._executor.shutdown()  # idle by now, so this does not block
 

@@ -7,12 +7,13 @@ import logging
 import os
 import select
 import socket
-import struct
 from collections import deque
 from collections.abc import Generator
+from math import inf
 from typing import Protocol, TypeAlias
 
 from allreduced.core.errors import AllReducedError, InternalError, ProtocolError, to_wire
+from allreduced.daemon.access import Credentials, credentials_of
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.protocol.framing import Body, MessageReader
 from allreduced.protocol.local import MAX_MESSAGE, Refused, ToAgent, ToClient, decode_to_agent, encode
@@ -23,6 +24,9 @@ Pieces: TypeAlias = "Generator[ToClient, None, None]"
 """Messages that are made one by one, as fast as the client reads."""
 
 READ_BYTES = 256 << 10
+
+TURN_SECONDS = 2e-3
+"""How long the messages of one connection are handled before all others have their turn."""
 
 
 class ConnectionOwner(Protocol):
@@ -56,15 +60,16 @@ class ClientConnection:
         self._writing = False
         self._paused = False
         self._handling = False
+        self._behind = False
+        """Messages wait that came already: they are handled in turns with other connections, and no more is read."""
         self._finishing = False
         self._reason = ""
         self._unheard = False  # the client closed its end: what is sent is lost, what it sent before still counts
         self._flushed = asyncio.Event()
         self.closed = False
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        self.pid: int
-        self.uid: int
-        self.pid, self.uid, _ = struct.unpack("3i", credentials)
+        self.credentials: Credentials = credentials_of(sock)
+        self.pid = self.credentials.pid
+        self.uid = self.credentials.uid
 
     def start(self, owner: ConnectionOwner) -> None:
         """Begin to read."""
@@ -83,8 +88,9 @@ class ClientConnection:
         """Go on after :meth:`pause`: at the loop's next turn, not from inside this call."""
         if self._paused and not self.closed:
             self._paused = False
-            self._loop.add_reader(self._sock.fileno(), self._readable)
-            if self._waiting:
+            if not self._behind:
+                self._loop.add_reader(self._sock.fileno(), self._readable)
+            if self._waiting or self._behind:
                 self._loop.call_soon(self._handle_waiting)
 
     def hung_up(self) -> bool:
@@ -100,16 +106,16 @@ class ClientConnection:
         if self._handling:
             return  # it is being read right now
         self._paused = False
-        self._handle_waiting()
+        self._handle_waiting(turn=inf)
         while self._reading():
-            self._readable()
+            self._readable(turn=inf)
         if not self.closed:
             self.close("hung up")
 
     def _reading(self) -> bool:
         return not (self.closed or self._paused or self._finishing)
 
-    def _readable(self) -> None:
+    def _readable(self, turn: float | None = None) -> None:
         if self.closed or self._paused or self._finishing:
             return
         try:
@@ -136,11 +142,28 @@ class ClientConnection:
             self._handle(bodies[0])
         elif bodies:
             self._waiting.extend(bodies)
-            self._handle_waiting()
+            self._handle_waiting(turn)
 
-    def _handle_waiting(self) -> None:
-        while self._waiting and self._reading():
-            self._handle(self._waiting.popleft())
+    def _handle_waiting(self, turn: float | None = None) -> None:
+        """Handle what came, for ``turn`` seconds at most (None: as usual); the rest at the loop's next turns."""
+        waiting = self._waiting
+        until = self._loop.time() + (TURN_SECONDS if turn is None else turn)
+        while waiting and self._reading():
+            self._handle(waiting.popleft())
+            if waiting and self._loop.time() > until:
+                self._fall_behind()
+                return
+        if self._behind and self._reading():
+            self._behind = False
+            self._loop.add_reader(self._sock.fileno(), self._readable)
+
+    def _fall_behind(self) -> None:
+        if not self._reading():
+            return
+        if not self._behind:
+            self._behind = True
+            self._loop.remove_reader(self._sock.fileno())
+        self._loop.call_soon(self._handle_waiting)
 
     def _handle(self, body: Body) -> None:
         self._handling = True
@@ -205,6 +228,11 @@ class ClientConnection:
             return
         self._streams.append(pieces)
         self._want_write()
+
+    @property
+    def streams(self) -> int:
+        """How many :meth:`stream` are under way."""
+        return len(self._streams)
 
     @property
     def idle(self) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
+from allreduced.core.dtypes import DType
 from allreduced.core.errors import (
     AllReducedError,
     AuthenticationError,
@@ -16,6 +18,7 @@ from allreduced.core.errors import (
 )
 from allreduced.core.identity import GroupKey
 from allreduced.core.log_limit import LogLimit
+from allreduced.daemon.access import Credentials
 from allreduced.daemon.activity import Call, describe, describe_all
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.client_connection import ClientConnection
@@ -25,11 +28,14 @@ from allreduced.daemon.engine.region import Region
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.membership.events import ClientGone, ClientJoining, ClientLeaving
 from allreduced.daemon.ports import EventSink, Result
+from allreduced.daemon.report import sees_everything
 from allreduced.daemon.results import Results
 from allreduced.daemon.slab import Slab
 from allreduced.daemon.status import Answer
 from allreduced.daemon.submission import HeldGroup, Submission, check_submit, fingerprint_of
+from allreduced.daemon.users import Users
 from allreduced.protocol import local
+from allreduced.protocol.job_secret import proof_of
 
 logger = logging.getLogger("allreduced.local")
 
@@ -49,11 +55,14 @@ class LocalContext:
     failure_timeout: float
     """Seconds by which an operation may end later than its deadline."""
     log: LogLimit
+    users: Users
+    job_secrets: bool
+    """Whether a client that joins must give a job secret."""
     drop_stale: Callable[[GroupKey, int], None]
     """Ends the connections that hold ranks of this group and whose processes are gone, other than this client's."""
-    ask_status: Callable[[int, bool, Callable[[Answer], None]], None]
+    ask_status: Callable[[int, bool, Callable[[Answer], None], int], None]
     """Finds out what a user may know, with or without the other agents."""
-    changed: Callable[[], None]
+    changed: Callable[[ClientSession], None]
     """Called when a client was welcomed, and when a connection ended."""
     forget: Callable[[int], None]
     """Called when nothing of this client is left at all."""
@@ -82,6 +91,8 @@ class _Operation:
     refused: AllReducedError | None = None
     """Why this agent cannot take it; the engine hears of it all the same, for it counts."""
     call: int = 0
+    streams: bool = False
+    """Its input or its result travels in pieces."""
 
 
 class ClientSession:
@@ -91,9 +102,14 @@ class ClientSession:
     """
 
     def __init__(
-        self, client: int, connection: ClientConnection, context: LocalContext, *, observer: bool = False
+        self,
+        client: int,
+        connection: ClientConnection,
+        context: LocalContext,
+        *,
+        looks_only: Callable[[Credentials], AuthenticationError] | None = None,
     ) -> None:
-        """``observer``: it may ask for the status, and nothing else."""
+        """``looks_only``: makes the error for whatever it asks for but the status; None where it may attach."""
         self.client = client
         self.connection = connection
         self._context = context
@@ -101,6 +117,7 @@ class ClientSession:
         self._sink = context.sink
         self.results = Results(client, connection, context.arenas, context.sink, inline_limit=context.limits.inline)
         self._attached = False
+        self._user = context.users.connected(connection.uid)
         self._pid = connection.pid
         self._shared_memory = True
         self._joins: dict[int, _Join] = {}
@@ -108,13 +125,15 @@ class ClientSession:
         self._groups: dict[int, HeldGroup] = {}
         self._ended: dict[int, AllReducedError] = {}
         self._operations: dict[int, _Operation] = {}
+        self._streams = 0
+        """Those of them whose data travels in pieces."""
         self._allocations: set[int] = set()
-        self._observer = observer
+        self._looks_only = looks_only
         self._asking = self._looked = False
         """A question for the status is not answered yet; there was one."""
         self._used = False
         """It asked for something else than the status."""
-        self._gone = False
+        self._gone = self._disorderly = False
         self._do: dict[type, Callable[..., None]] = {
             local.Submit: self._submit,
             local.ReleaseLeases: self._release_leases,
@@ -135,6 +154,11 @@ class ClientSession:
     def gone(self) -> bool:
         """True once the connection ended."""
         return self._gone
+
+    @property
+    def unwanted(self) -> bool:
+        """True for a connection that ended without a hello, or in disorder."""
+        return self._gone and (self._disorderly or not self._attached)
 
     @property
     def served(self) -> bool:
@@ -160,13 +184,8 @@ class ClientSession:
             raise ProtocolError("a second hello on one connection")
         if not self._used and type(message) is not local.AskStatus:
             self._used = True
-            if self._observer:
-                self.connection.refuse(
-                    AuthenticationError(
-                        f"uid {self.connection.uid} may ask this agent for its status, and for nothing else",
-                        hint="become the user that the agent runs as",
-                    )
-                )
+            if self._looks_only is not None:
+                self.connection.refuse(self._looks_only(self.connection.credentials))
                 return
         do(message)
 
@@ -180,7 +199,9 @@ class ClientSession:
             self._asking = False
             self.connection.stream(_status(request, answer))
 
-        self._context.ask_status(self.connection.uid, message.others, answered)
+        # To dial others on somebody's word is for those who run the agent.
+        probe = message.probe if sees_everything(self.connection.uid, os.geteuid()) else 0
+        self._context.ask_status(self.connection.uid, message.others, answered, probe)
 
     def _hello(self, message: local.ToAgent) -> None:
         if not isinstance(message, local.Hello):
@@ -199,7 +220,7 @@ class ClientSession:
         connection.send(
             local.Welcome(version, context.node, context.incarnation, context.limits.inline, context.default_deadline)
         )
-        context.changed()
+        context.changed(self)
 
     def _join(self, message: local.Join) -> None:
         request = self._new_request(message.request)
@@ -209,12 +230,20 @@ class ClientSession:
                 raise InvalidArgument(
                     f"rank {message.rank} is outside a group of {message.size}: ranks are 0 to {message.size - 1}"
                 )
+            if self._context.job_secrets and not message.secret:
+                raise AuthenticationError(
+                    "this agent asks every rank for the secret of its job (access.job_secrets is 'required'), and rank "
+                    f"{message.rank} of group {message.group!r} of job {message.job!r} gave none",
+                    hint="give all ranks the same connect(job_secret=…) or ALLREDUCED_JOB_SECRET",
+                )
         except AllReducedError as error:
             self._refuse_request(request, error)
             return
         key = GroupKey(self.connection.uid, message.job, message.group)
+        proof = proof_of(message.secret, key)
         self._context.drop_stale(key, self.client)
         self._joins[request] = _Join(key, message.default_deadline or self._context.default_deadline)
+        self._user.requests += 1
         self._sink.membership_event(
             ClientJoining(
                 self.client,
@@ -225,6 +254,7 @@ class ClientSession:
                 message.local_rank,
                 self._pid,
                 self._sink.now() + message.deadline,
+                proof,
             )
         )
 
@@ -241,7 +271,10 @@ class ClientSession:
                 raise InvalidArgument("this client said that it cannot take descriptors; send the input in pieces")
             self._allocations.add(request)
             self._context.arenas.create_input(
-                self.client, message.nbytes, lambda arena, error: self._allocated(request, arena, error)
+                self.client,
+                message.nbytes,
+                lambda arena, error: self._allocated(request, arena, error),
+                user=self._user.uid,
             )
         except AllReducedError as error:
             self._allocations.discard(request)
@@ -280,9 +313,12 @@ class ClientSession:
         deadline_at = self._sink.now() + (message.deadline or held.default_deadline)
         operation = _Operation(message, deadline_at, call=held.calls)
         try:
-            if len(operations) + len(self._joins) >= self._limits.requests:
+            limits = self._limits
+            if len(operations) + len(self._joins) >= limits.requests or self._user.requests >= limits.requests_per_user:
                 self._check_room()
-            submission = operation.submission = check_submit(message, held, self._limits.inline)
+            submission = operation.submission = check_submit(message, held, limits.inline)
+            if message.upload or message.inline_result or not self._shared_memory:
+                self._check_streams(operation, submission)
             if submission.nbytes:
                 if message.upload:
                     self._begin_upload(request, operation, submission.nbytes)
@@ -294,7 +330,7 @@ class ClientSession:
                     operation.source = self._hold_input(message, submission.nbytes)
         except AllReducedError as error:
             operation.refused = error
-        operations[request] = operation
+        self._keep(request, operation)
         self._start(request, operation, held)
 
     def _hold_input(self, message: local.Submit, nbytes: int) -> Region:
@@ -341,10 +377,10 @@ class ClientSession:
                 operation.source = Region(arena, 0, nbytes)
             self.connection.resume()
 
-        arenas.create_input(self.client, nbytes, created, shared=False)
+        arenas.create_input(self.client, nbytes, created, shared=False, user=self._user.uid)
         operation.uploaded = 0
         operation.private = True
-        self._operations[request] = operation
+        self._keep(request, operation)
         self.connection.pause()
 
     def _upload(self, message: local.Upload) -> None:
@@ -382,12 +418,32 @@ class ClientSession:
         return request
 
     def _check_room(self) -> None:
-        most = self._context.limits.requests
-        if len(self._operations) + len(self._joins) >= most:
+        limits = self._context.limits
+        uid = self._user.uid
+        for limit, most, count, whose in (
+            ("limits.requests", limits.requests, len(self._operations) + len(self._joins), "this process"),
+            ("limits.requests_per_user", limits.requests_per_user, self._user.requests, f"the processes of uid {uid}"),
+        ):
+            if count >= most:
+                raise LimitExceeded(
+                    f"{most} requests of {whose} are in flight, the most that the agent allows ({limit})",
+                    limit=limit,
+                    hint=f"wait for some of them first, or raise {limit}",
+                )
+
+    def _check_streams(self, operation: _Operation, submission: Submission) -> None:
+        """Refuse one more large tensor that travels in pieces where there are enough of them."""
+        fingerprint = submission.fingerprint
+        nbytes = fingerprint.count * DType(fingerprint.dtype).itemsize
+        operation.streams = operation.message.upload or nbytes > self._limits.inline
+        most = self._limits.streams
+        if operation.streams and self._streams + self.connection.streams >= most:
+            operation.streams = False
             raise LimitExceeded(
-                f"{most} requests of this process are in flight, the most that the agent allows",
-                limit="limits.requests",
-                hint="wait for some of them first, or raise limits.requests",
+                f"{most} large tensors of this process travel inside messages, the most that the agent allows"
+                " (limits.streams)",
+                limit="limits.streams",
+                hint="wait for some of them first, use shared memory, or raise limits.streams",
             )
 
     def _refuse_request(self, request: int, error: AllReducedError) -> None:
@@ -400,6 +456,7 @@ class ClientSession:
         join = self._joins.pop(request, None)
         if join is None or self._gone:
             return
+        self._user.requests -= 1
         group = started.group
         self._groups[group] = HeldGroup(group, rank, started.size, join.default_deadline)
         self._keys[group] = join.key
@@ -412,8 +469,10 @@ class ClientSession:
     def failed(self, request: int, error: AllReducedError) -> None:
         """Send RequestFailed, for a join or an operation."""
         operation = self._operations.get(request)
-        if operation is None and self._joins.pop(request, None) is None:
-            return
+        if operation is None:
+            if self._joins.pop(request, None) is None:
+                return
+            self._user.requests -= 1
         self._refuse_request(request, error)
         if operation is not None:
             self._operation_over(request, operation)
@@ -429,7 +488,7 @@ class ClientSession:
         by_arena = self._shared_memory and not operation.message.inline_result
         self.results.give(request, result, by_arena=by_arena)
         if operation.in_slab and operation.source is not None:
-            del self._operations[request]
+            self._drop(request, operation)
             self._context.slab.free(operation.source)
         else:
             self._operation_over(request, operation)
@@ -451,18 +510,21 @@ class ClientSession:
         else:
             self._context.log.warning("event=client_dropped pid=%d uid=%d reason=%r", pid, uid, reason)
         self._gone = True
+        self._disorderly = not orderly
         if self._attached:
             self._sink.membership_event(ClientGone(self.client, self._doing()))
             self._sink.engine_event(EngineClientGone(self.client))
         for request, operation in tuple(self._operations.items()):
             if operation.uploaded is not None:  # the engine does not know of it
-                del self._operations[request]
+                self._drop(request, operation)
                 self._free_input(operation)
         self._context.arenas.drop_client(self.client)
+        self._user.requests -= len(self._joins)
         self._joins.clear()
         self._groups.clear()
         self._keys.clear()
-        self._context.changed()
+        self._context.users.disconnected(self._user)
+        self._context.changed(self)
         self._look_empty()
 
     def _doing(self) -> str:
@@ -481,8 +543,18 @@ class ClientSession:
             ]
         )
 
-    def _operation_over(self, request: int, operation: _Operation) -> None:
+    def _keep(self, request: int, operation: _Operation) -> None:
+        self._operations[request] = operation
+        self._user.requests += 1
+        self._streams += operation.streams
+
+    def _drop(self, request: int, operation: _Operation) -> None:
         del self._operations[request]
+        self._user.requests -= 1
+        self._streams -= operation.streams
+
+    def _operation_over(self, request: int, operation: _Operation) -> None:
+        self._drop(request, operation)
         self._free_input(operation)
         if self._gone:
             self._look_empty()
@@ -500,6 +572,7 @@ class ClientSession:
 
     def _look_empty(self) -> None:
         if not self._operations:
+            self._context.users.settle(self._user)
             self._context.forget(self.client)
 
 

@@ -11,8 +11,14 @@ class LocalLimits:
 
     clients: int = 1024
     """Connections at once."""
+    clients_per_user: int = 1024
+    """The same, of one user."""
     requests: int = 4096
     """Requests in flight of one client."""
+    requests_per_user: int = 1 << 16
+    """Requests in flight of all clients of one user."""
+    streams: int = 1024
+    """Large tensors of one client that travel inside messages at the same time, in either direction."""
     inline: int = 8 << 10
     """Bytes of a tensor that travels inside its submit and done messages at most."""
     inline_bytes: int = 64 << 20

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from allreduced.core.errors import AllReducedError, AuthenticationError, LimitExceeded, to_wire
+from allreduced.core.accept_budget import AcceptBudget
+from allreduced.core.errors import AllReducedError, LimitExceeded, to_wire
 from allreduced.core.identity import GroupKey
 from allreduced.core.log_limit import LogLimit
+from allreduced.daemon.access import Access, own_uid_only
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.client_connection import READ_BYTES, ClientConnection
 from allreduced.daemon.client_session import ClientSession, LocalContext
@@ -23,22 +24,13 @@ from allreduced.daemon.ports import EventSink, Result
 from allreduced.daemon.slab import Slab
 from allreduced.daemon.socket_path import BoundSocket, bind_socket
 from allreduced.daemon.status import Answer, Answered, StatusService
+from allreduced.daemon.users import Users
 from allreduced.protocol.local import Refused, encode
 
 logger = logging.getLogger("allreduced.local")
 
 ACCEPT_AT_ONCE = 64
 RETRY_ACCEPT = 0.5
-
-
-def own_uid_only(uid: int) -> bool:
-    """Return whether ``uid`` is the agent's own; the default of who may attach."""
-    return uid == os.geteuid()
-
-
-def root_only(uid: int) -> bool:
-    """Return whether ``uid`` is root's; the default of who may look without being allowed to attach."""
-    return uid == 0
 
 
 class LocalServer:
@@ -58,13 +50,13 @@ class LocalServer:
         limits: LocalLimits | None = None,
         default_deadline: float = 300.0,
         failure_timeout: float = 5.0,
-        uid_allowed: Callable[[int], bool] = own_uid_only,
-        observer_allowed: Callable[[int], bool] = root_only,
+        access: Access | None = None,
+        job_secrets: bool = False,
     ) -> None:
         """``default_deadline``: seconds, for operations whose group names none.
 
         ``failure_timeout``: seconds by which an operation may end later than its deadline.
-        ``observer_allowed``: who else may connect, to ask for the status only.
+        ``access``: who may attach; by default the agent's own user. ``job_secrets``: whether who joins must give one.
         """
         self.limits = limits or LocalLimits()
         self._log = LogLimit(logger)
@@ -79,16 +71,21 @@ class LocalServer:
             default_deadline=default_deadline,
             failure_timeout=failure_timeout,
             log=self._log,
+            users=Users(),
+            job_secrets=job_secrets,
             drop_stale=self.drop_stale,
             ask_status=self._ask_status,
             changed=self._clients_changed,
             forget=self._forget,
         )
-        self._uid_allowed = uid_allowed
-        self._observer_allowed = observer_allowed
+        self._users = self._context.users
+        self._access = access or own_uid_only()
         self._status: StatusService | None = None
         self._scratch = bytearray(READ_BYTES)
         self._sessions: dict[int, ClientSession] = {}
+        self._budget = AcceptBudget()
+        self._strangers: dict[int, ClientSession] = {}
+        """Those that have not said hello yet, oldest first."""
         self._served = False
         self._lifetime: Lifetime | None = None
         self._bound: BoundSocket | None = None
@@ -97,7 +94,7 @@ class LocalServer:
     @property
     def clients(self) -> int:
         """Connections that are open."""
-        return sum(not session.gone for session in self._sessions.values())
+        return self._users.clients
 
     @property
     def served(self) -> int:
@@ -112,11 +109,11 @@ class LocalServer:
         """Answer what clients ask about the status from there."""
         self._status = status
 
-    def _ask_status(self, uid: int, others: bool, answered: Answered) -> None:
+    def _ask_status(self, uid: int, others: bool, answered: Answered, probe: int) -> None:
         if self._status is None:
             answered(Answer((), ()))
         else:
-            self._status.ask(uid, answered, others=others)
+            self._status.ask(uid, answered, others=others, probe=probe)
 
     def process_of(self, client: int) -> int:
         """Return the pid of the client's process; 0 where it is gone, or in a container of its own."""
@@ -144,16 +141,22 @@ class LocalServer:
         self.limits = limits
         self._context = replace(self._context, limits=limits)
 
+    def use_access(self, access: Access, *, job_secrets: bool) -> None:
+        """Judge new connections by this; clients that are attached stay. ``job_secrets``: who joins must give one."""
+        self._access = access
+        self._context = replace(self._context, job_secrets=job_secrets)
+
     # Listening
 
-    def listen(self, name: str, *, mode: int = 0o600) -> None:
-        """Bind the ``socket`` setting (a path, or ``@name``) and :meth:`serve` there.
+    def listen(self, name: str, *, mode: int = 0o600, group: int = -1) -> None:
+        """Bind the ``socket`` setting (a path, or ``@name``) and accept clients, on the running loop.
 
-        ``mode``: permissions of the socket file; 0o666 where other users may attach, whom ``uid_allowed`` then judges.
+        ``mode``: permissions of the socket file, ``group``: its gid, -1 to leave it. They decide who can connect;
+        whether it may attach is judged then.
 
         :raises ConfigError: the socket cannot be had; the message says why.
         """
-        self.serve(bind_socket(name, mode=mode))
+        self.serve(bind_socket(name, mode=mode, group=group))
 
     def serve(self, bound: BoundSocket) -> None:
         """Accept clients there, on the running loop. The socket is this server's from now on."""
@@ -169,6 +172,10 @@ class LocalServer:
             bound.close()
 
     def _accept(self) -> None:
+        pause = self._budget.wait(self._loop.time())
+        if pause and self._bound is not None:
+            self._pause_accepting(pause)
+            return
         for _ in range(ACCEPT_AT_ONCE):
             if self._bound is None:
                 return
@@ -178,46 +185,68 @@ class LocalServer:
                 return
             except OSError as error:  # no descriptors or no memory: the connection waits, and asking again is no use
                 self._log.warning("event=accept_failed error=%r", error.strerror)
-                self._loop.remove_reader(self._bound.sock.fileno())
-                self._loop.call_later(RETRY_ACCEPT, self._accept_again)
+                self._pause_accepting(RETRY_ACCEPT)
                 return
             sock.setblocking(False)
             self._take(sock)
+
+    def _pause_accepting(self, seconds: float) -> None:
+        """Leave connections in the kernel's queue for a while."""
+        if self._bound is not None:
+            self._loop.remove_reader(self._bound.sock.fileno())
+            self._loop.call_later(seconds, self._accept_again)
 
     def _accept_again(self) -> None:
         if self._bound is not None:
             self._loop.add_reader(self._bound.sock.fileno(), self._accept)
 
     def _take(self, sock: socket.socket) -> None:
-        if self.clients >= self.limits.clients:
-            self._turn_away(
-                sock,
-                LimitExceeded(
-                    f"{self.limits.clients} clients are connected, the most that the agent allows",
-                    limit="limits.clients",
-                    hint="raise limits.clients",
-                ),
-            )
+        limits = self.limits
+        connection = ClientConnection(sock, limits, self._scratch)
+        who = connection.credentials
+        observer = not self._access.may_attach(who)
+        if observer and not self._access.may_look(who):
+            self._turn_away(sock, self._access.refusal(who))
             return
-        connection = ClientConnection(sock, self.limits, self._scratch)
-        observer = not self._uid_allowed(connection.uid)
-        if observer and not self._observer_allowed(connection.uid):
-            self._turn_away(
-                sock,
-                AuthenticationError(
-                    f"uid {connection.uid} may not attach to this agent, which runs as uid {os.geteuid()}",
-                    hint="let the agent's owner allow this user, or start an agent of your own",
-                ),
-            )
+        error = self._full(who.uid)
+        if error is not None and self._make_room(who.uid, error):
+            error = self._full(who.uid)
+        if error is not None:
+            self._turn_away(sock, error)
             return
         client = secrets.randbits(63)
-        session = ClientSession(client, connection, self._context, observer=observer)
-        self._sessions[client] = session
+        looks_only = self._access.looks_only if observer else None
+        session = ClientSession(client, connection, self._context, looks_only=looks_only)
+        self._sessions[client] = self._strangers[client] = session
         connection.start(session)
-        self._clients_changed()
-        self._loop.call_later(self.limits.hello_timeout, self._hello_due, session)
+        self._clients_changed(session)
+        self._loop.call_later(limits.hello_timeout, self._hello_due, session)
+
+    def _full(self, uid: int) -> LimitExceeded | None:
+        """Return the error for one more client of this user, None where there is room."""
+        limits, users = self.limits, self._users
+        if users.clients >= limits.clients:
+            limit, most, whose = "limits.clients", limits.clients, ""
+        elif users.get(uid).clients >= limits.clients_per_user:
+            limit, most, whose = "limits.clients_per_user", limits.clients_per_user, f" of uid {uid}"
+        else:
+            return None
+        return LimitExceeded(
+            f"{most} clients{whose} are connected, the most that the agent allows ({limit})",
+            limit=limit,
+            hint=f"close some of them, or raise {limit}",
+        )
+
+    def _make_room(self, uid: int, error: LimitExceeded) -> bool:
+        """End the oldest connection that has not said hello, of this user if it has too many: clients come first."""
+        for session in self._strangers.values():
+            if error.limit == "limits.clients" or session.connection.uid == uid:
+                session.connection.refuse(error)
+                return True
+        return False
 
     def _turn_away(self, sock: socket.socket, error: AllReducedError) -> None:
+        self._budget.bad(self._loop.time())
         self._log.warning("event=client_refused reason=%r", error.message)
         with sock:
             try:
@@ -227,7 +256,13 @@ class LocalServer:
 
     def _hello_due(self, session: ClientSession) -> None:
         if not session.attached and not session.gone:
-            session.connection.close(f"said no hello within {self.limits.hello_timeout:g} s")
+            session.connection.refuse(
+                LimitExceeded(
+                    f"said no hello within {self.limits.hello_timeout:g} s (limits.hello_timeout)",
+                    limit="limits.hello_timeout",
+                    hint="send a Hello at once, or raise limits.hello_timeout",
+                )
+            )
 
     def drop_stale(self, key: GroupKey, but: int = -1) -> None:
         """Let nobody be refused a rank that a dead process holds: jobs are run again faster than their end is seen."""
@@ -235,9 +270,14 @@ class LocalServer:
             if session.client != but and not session.gone and session.claims(key):
                 self.is_connected(session.client)
 
-    def _clients_changed(self) -> None:
+    def _clients_changed(self, session: ClientSession) -> None:
+        """Take note that a connection began, said hello, or ended."""
+        if session.gone or session.attached:
+            self._strangers.pop(session.client, None)
+        if session.unwanted:
+            self._budget.bad(self._loop.time())
         # Only at a connection's end is it known whether the client did more than to ask for the status.
-        self._served = self._served or any(session.gone and session.served for session in self._sessions.values())
+        self._served = self._served or (session.gone and session.served)
         if self._lifetime is not None:
             self._lifetime.clients_changed(self.clients, served=self._served)
 

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allreduced.core.errors import AgentUnavailable, ConfigError
+from allreduced.core.release import release
 from allreduced.daemon import logs
+from allreduced.daemon.access import access_from
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.carrier import TCP, carried
 from allreduced.daemon.driver import Driver
@@ -25,6 +27,7 @@ from allreduced.daemon.memory_share import default_total
 from allreduced.daemon.peers import Peers
 from allreduced.daemon.process_state import process_state
 from allreduced.daemon.rdma_use import choose
+from allreduced.daemon.reach import ReachService
 from allreduced.daemon.report import AgentFacts, make_report
 from allreduced.daemon.settings import Limits, Settings, secret_bytes
 from allreduced.daemon.status import StatusService, status_wait
@@ -87,6 +90,8 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
         limits=_local_limits(limits),
         default_deadline=settings.failure.deadline,
         failure_timeout=timing.failure_timeout,
+        access=access_from(settings.access, os.geteuid()),
+        job_secrets=settings.access.job_secrets == "required",
     )
     peers = Peers(
         node,
@@ -103,6 +108,7 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
         ),
         carried(transport, carriage),
         timing=timing,
+        most=limits.peers,
         rdma_expected=carriage.scheme != TCP,
     )
     started = time.monotonic()
@@ -112,7 +118,16 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
         now = driver.now()
         return make_report(
             asker,
-            AgentFacts(node, incarnation, os.getpid(), os.geteuid(), now - started, server.served),
+            AgentFacts(
+                node,
+                incarnation,
+                os.getpid(),
+                os.geteuid(),
+                now - started,
+                server.served,
+                release(),
+                peers.advertised,
+            ),
             engine.snapshot(now, MOST_OPERATIONS),
             membership.snapshot(),
             peers.view(),
@@ -120,9 +135,16 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
             now,
         )
 
-    status = StatusService(report, peers, wait=status_wait(timing.failure_timeout))
+    reach = ReachService(peers)
+    status = StatusService(
+        report,
+        peers,
+        wait=status_wait(timing.failure_timeout),
+        probe=lambda bandwidth: reach.examine(bandwidth=bandwidth),
+    )
     server.use_status(status)
     peers.on_status = status.frame_arrived
+    peers.on_load = reach.frame_arrived
     return Parts(node, incarnation, secret, threads, arenas, kernels, engine, driver, server, peers, status)
 
 
@@ -132,6 +154,7 @@ def use_settings(parts: Parts, settings: Settings) -> None:
     total = parts.arenas.limits.total
     logs.set_level(settings.agent.log_level)
     parts.server.use_limits(_local_limits(limits))
+    parts.peers.use_limit(limits.peers)
     parts.arenas.limits = _arena_limits(limits, total)
     parts.engine.use_limits(_engine_limits(settings, total))
 
@@ -141,6 +164,7 @@ def _engine_limits(settings: Settings, total: int) -> EngineLimits:
     return EngineLimits(
         inline_bytes=limits.inline,
         arena_bytes=total,
+        user_bytes=limits.arena_bytes_per_user,
         scratch_bytes=max(total // 4, 1),
         window_tiles=settings.engine.window_tiles,
         operations=limits.operations,
@@ -155,7 +179,10 @@ def _engine_limits(settings: Settings, total: int) -> EngineLimits:
 def _local_limits(limits: Limits) -> LocalLimits:
     return LocalLimits(
         clients=limits.clients,
+        clients_per_user=limits.clients_per_user,
         requests=limits.requests,
+        requests_per_user=limits.requests_per_user,
+        streams=limits.streams,
         inline=limits.inline,
         inline_bytes=limits.inline_bytes,
         outgoing_bytes=limits.outgoing_bytes,
@@ -167,7 +194,7 @@ def _local_limits(limits: Limits) -> LocalLimits:
 def _arena_limits(limits: Limits, total: int) -> ArenaLimits:
     inputs = ArenaLimits.from_total(total).inputs
     per_client = min(limits.arena_bytes_per_client or inputs, inputs)
-    return ArenaLimits(total, inputs, per_client, limits.arenas_per_client)
+    return ArenaLimits(total, inputs, per_client, limits.arenas_per_client, limits.arena_bytes_per_user)
 
 
 class _ForLinks:
@@ -199,7 +226,8 @@ def _kernels(threads: int, cpus: Sequence[int], nice: int) -> NativeKernels:
     except ImportError as error:
         raise AgentUnavailable(
             f"the native kernels cannot be loaded: {error}",
-            hint="install allreduced again (pip install -e . builds them)",
+            hint="where this is the wheel without them, which is for clients, install one with them, or build it where "
+            "there is a C++ compiler: pip install --no-binary allreduced 'allreduced[agent]'",
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"the reduction threads cannot be started: {error}", path="engine") from error

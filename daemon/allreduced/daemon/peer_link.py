@@ -23,6 +23,9 @@ from allreduced.protocol.peer import (
     Goodbye,
     Heartbeat,
     Left,
+    Load,
+    Loaded,
+    LoadFrame,
     MoreGrants,
     PeerTable,
     Ready,
@@ -110,6 +113,10 @@ class LinkOwner(abc.ABC):
     @abc.abstractmethod
     def status_received(self, link: PeerLink, frame: StatusFrame) -> None:
         """Take a question about what runs here, or the answer to one."""
+
+    @abc.abstractmethod
+    def load_received(self, link: PeerLink, frame: LoadFrame) -> None:
+        """Take a frame that measures the link, or the answer to one."""
 
     @abc.abstractmethod
     def ended(self, link: PeerLink, error: AllReducedError | None) -> None:
@@ -236,6 +243,8 @@ class PeerLink(LinkEvents):
                 self._owner.table_received(self, frame)
             case StatusRequest() | Status():
                 self._owner.status_received(self, frame)
+            case Load() | Loaded():
+                self._owner.load_received(self, frame)
             case Announce() | Retract() | Refuse() | Form() | Broken() | Left():
                 self._sink.membership_event(membership_events.FrameArrived(self.node, frame))
             case Trouble() | Prepare() | Promise() | Accept() | Accepted() | Committed():

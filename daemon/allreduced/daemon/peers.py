@@ -15,7 +15,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from allreduced.core.errors import AgentUnavailable, AllReducedError, AuthenticationError, ConfigError
+from allreduced.core.errors import (
+    AgentUnavailable,
+    AllReducedError,
+    AuthenticationError,
+    ConfigError,
+    LimitExceeded,
+)
 from allreduced.core.log_limit import LogLimit
 from allreduced.daemon.carrier import carrier
 from allreduced.daemon.dialler import Dialler
@@ -27,7 +33,7 @@ from allreduced.daemon.membership.liveness import Liveness, Look, Verdict
 from allreduced.daemon.peer_link import LinkOwner, LinkSink, LinkState, PeerLink, Target
 from allreduced.daemon.ports import ReachablePeer
 from allreduced.daemon.timing import Timing
-from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, PeerTable, StatusFrame
+from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, LoadFrame, PeerTable, StatusFrame
 from allreduced.transports.base import Link, LinkEvents, LinkOptions, Listener, Transport, is_refusal
 from allreduced.transports.registry import scheme_of
 
@@ -64,16 +70,20 @@ class Peers(LinkOwner):
         transport: Callable[[str], Transport],
         *,
         timing: Timing,
+        most: int = MAX_PEERS,
         rdma_expected: bool = False,
     ) -> None:
+        """``most``: agents that there are links to at the same time (``limits.peers``)."""
         self.sink = sink
         self.on_status: Callable[[str, StatusFrame], None] | None = None
+        self.on_load: Callable[[str, LoadFrame], None] | None = None
         """Called with what the agent of a node asks about this one, or answers; set before links are made."""
         self._node = node
         self._incarnation = incarnation
         self._options = options
         self._transport = transport
         self._timing = timing
+        self._most = most
         self._rdma_expected = rdma_expected
         self._log = LogLimit(logger)
         self._up: dict[str, PeerLink] = {}
@@ -87,6 +97,10 @@ class Peers(LinkOwner):
         self._advertised = ""
         self._problem = ""
         self._closing = False
+
+    def use_limit(self, most: int) -> None:
+        """Hold new links to this limit; those that there are stay."""
+        self._most = most
 
     # PeerPort
 
@@ -140,6 +154,19 @@ class Peers(LinkOwner):
         if self._problem:
             unnamed.append(("", self._problem))
         return (*sorted(found.items()), *unnamed)
+
+    def wanted(self) -> tuple[tuple[str, str], ...]:
+        """Return (node, address) of the agents that are dialled and have no link; the node may be empty."""
+        return tuple(
+            (dialler.node, dialler.target.address)
+            for dialler in self._diallers.active
+            if not dialler.connected and dialler.node not in self._up
+        )
+
+    @property
+    def advertised(self) -> str:
+        """Where others may dial this agent; empty where it does not listen, or that is not known."""
+        return self._advertised
 
     async def listen(self, address: str) -> Listener:
         """Accept links at ``scheme://host:port``.
@@ -252,10 +279,19 @@ class Peers(LinkOwner):
             link.refused = wrong
             self._refuse(link, wrong.message)
             return
+        if link.node not in self._up and len(self._up) >= self._most:
+            error = LimitExceeded(
+                f"agent {self._node!r} has links to {self._most} agents, the most that it allows (limits.peers)",
+                limit="limits.peers",
+                hint="raise limits.peers there",
+            )
+            link.refused = error
+            self._turn_away(link, str(error))
+            return
         if link.target is not None:
             self._diallers.led_to(link.target.address, link.node)
         if not self._liveness.welcome(link.node, link.incarnation):
-            self._turn_away(link, f"an agent {link.node!r} that was started later is known here")
+            self._turn_away(link, f"an agent {link.node!r} that was started later is known here; {OWN_NAMES}")
             return
         known = self._up.get(link.node)
         if known is not None and (self._node < link.node or known.incarnation != link.incarnation):
@@ -329,7 +365,6 @@ class Peers(LinkOwner):
     def _turn_away(self, link: PeerLink, reason: str) -> None:
         """Drop a link that there should not be, and let both logs tell why."""
         address = link.link.remote_address
-        reason = f"{reason}; {OWN_NAMES}"
         self._log.warning("event=agent_refused node=%s address=%s reason=%r", link.node, address, reason)
         link.send(Goodbye(reason))
         self._over(link)
@@ -361,7 +396,7 @@ class Peers(LinkOwner):
         # What was under way when the new link came says nothing; heartbeats come more often than that takes.
         if known is not None and known.link.last_received > link.opened_at + timing.tolerance:
             if later:
-                self._turn_away(link, f"an agent {link.node!r} that was started earlier is still there")
+                self._turn_away(link, f"an agent {link.node!r} that was started earlier is still there; {OWN_NAMES}")
             else:
                 self._refuse(link, "there is a link between these agents already")
         elif known is None or waited > timing.failure_timeout / (2 if later else 4):
@@ -439,6 +474,11 @@ class Peers(LinkOwner):
         """Hand on a question about what runs here, or the answer to one."""
         if self.on_status is not None:
             self.on_status(link.node, frame)
+
+    def load_received(self, link: PeerLink, frame: LoadFrame) -> None:
+        """Hand on a frame that measures a link, or the answer to one."""
+        if self.on_load is not None:
+            self.on_load(link.node, frame)
 
     def _tell_others(self, link: PeerLink, table: PeerTable) -> None:
         for other in self._up.values():

@@ -12,10 +12,18 @@ AT_RUN_TIME: frozenset[str] = frozenset(
     {
         "agent.log_level",
         "peers.static",
+        "access.users",
+        "access.groups",
+        "access.job_secrets",
         "limits.arena_bytes_per_client",
+        "limits.arena_bytes_per_user",
         "limits.arenas_per_client",
         "limits.clients",
+        "limits.clients_per_user",
         "limits.requests",
+        "limits.requests_per_user",
+        "limits.streams",
+        "limits.peers",
         "limits.operations",
         "limits.names",
         "limits.lease_bytes",
@@ -25,7 +33,8 @@ AT_RUN_TIME: frozenset[str] = frozenset(
         "limits.hello_timeout",
     }
 )
-"""Settings that a running agent takes over. ``limits.requests`` and ``limits.outgoing_*`` hold for new connections."""
+"""Settings that a running agent takes over. ``limits.requests``, ``limits.streams``, ``limits.outgoing_*`` and
+``access`` hold for new connections."""
 
 _SECRETS = frozenset({"security.secret"})
 

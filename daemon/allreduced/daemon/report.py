@@ -40,7 +40,7 @@ MAX_WAY = 300
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """Who the agent is. ``uid``: whom it runs as. ``uptime`` in seconds."""
+    """Who the agent is. ``uid``: whom it runs as. ``uptime`` in seconds. ``advertised``: where others dial it."""
 
     node: str
     incarnation: int
@@ -48,6 +48,8 @@ class AgentFacts:
     uid: int
     uptime: float
     clients: int
+    release: str = ""
+    advertised: str = ""
 
 
 def sees_everything(asker: int, agent: int) -> bool:
@@ -101,6 +103,8 @@ def make_report(
             gatherings=tuple(sorted(gatherings, key=lambda gathering: gathering.key)),
             hidden=tuple(HiddenReport(uid, count) for uid, count in sorted(hidden.items())),
             left_out=0,
+            release=facts.release,
+            advertised=facts.advertised,
         )
     )
 

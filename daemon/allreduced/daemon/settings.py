@@ -82,6 +82,26 @@ class Security(Section, frozen=True):
     insecure: Annotated[bool, Meta(description="allow peers on other machines without a secret")] = False
 
 
+class Access(Section, frozen=True):
+    """Which processes of this node may attach. The user that the agent runs as always may; root may always look."""
+
+    users: Annotated[
+        tuple[str, ...], Meta(description="further users who may attach, by name or uid; *: everybody")
+    ] = ()
+    groups: Annotated[tuple[str, ...], Meta(description="groups whose members may attach, by name or gid")] = ()
+    socket_mode: Annotated[
+        str,
+        Meta(
+            pattern="^(0?[0-7]{3})?$",
+            description="octal permissions of the socket; empty: 0600, 0660 with socket_group, 0666 where others may",
+        ),
+    ] = ""
+    socket_group: Annotated[str, Meta(description="group of the socket, by name or gid; empty: the agent's own")] = ""
+    job_secrets: Annotated[
+        Literal["optional", "required"], Meta(description="whether every rank that joins must give a job secret")
+    ] = "optional"
+
+
 class Engine(Section, frozen=True):
     """How tensors are reduced."""
 
@@ -103,11 +123,20 @@ class Limits(Section, frozen=True):
     arena_bytes_per_client: Annotated[
         Size, Meta(ge=0, description="inputs of one client; 0: what all inputs may take")
     ] = 0
+    arena_bytes_per_user: Annotated[
+        Size,
+        Meta(ge=0, description="inputs of all processes of one user, and as much for their results; 0: no such limit"),
+    ] = 0
     arenas_per_client: Annotated[Count, Meta(description="pieces of shared memory that one client's inputs are in")] = (
         1024
     )
     clients: Annotated[Count, Meta(description="connected clients")] = 1024
+    clients_per_user: Annotated[Count, Meta(description="connected clients of one user")] = 1024
     requests: Annotated[Count, Meta(description="requests in flight of one client")] = 4096
+    requests_per_user: Annotated[Count, Meta(description="requests in flight of one user's clients")] = 1 << 16
+    streams: Annotated[
+        Count, Meta(description="large tensors of one client that travel inside messages at the same time")
+    ] = 1024
     operations: Annotated[Count, Meta(description="operations in flight of one group")] = 4096
     names: Annotated[Count, Meta(description="different names of operations in use in one group")] = 1 << 20
     inline: Annotated[Size, Meta(ge=1, le=64 << 10, description="bytes of a tensor that travels in messages")] = 8 << 10
@@ -120,6 +149,7 @@ class Limits(Section, frozen=True):
     outgoing_messages: Annotated[Count, Meta(description="the same, in number")] = 1 << 16
     hello_timeout: Annotated[Seconds, Meta(description="seconds in which a new connection must say who it is")] = 5.0
     pending_handshakes: Annotated[Count, Meta(description="connections of strangers at once")] = 64
+    peers: Annotated[Count, Meta(description="other agents that there are links to")] = 4096
 
 
 class Failure(Section, frozen=True):
@@ -168,6 +198,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     agent: Agent = Agent()
     peers: Peers = Peers()
     security: Security = Security()
+    access: Access = Access()
     rdma: Rdma = Rdma()
     engine: Engine = Engine()
     limits: Limits = Limits()
@@ -245,6 +276,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "agent": Agent,
     "peers": Peers,
     "security": Security,
+    "access": Access,
     "rdma": Rdma,
     "engine": Engine,
     "limits": Limits,

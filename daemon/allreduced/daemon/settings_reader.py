@@ -28,7 +28,19 @@ Overrides: TypeAlias = "Mapping[str, object]"
 _SHORT: Final = {"ALLREDUCED_SECRET": ("security", "secret"), "ALLREDUCED_INSECURE": ("security", "insecure")}
 _OF_OTHERS: Final = frozenset(
     f"ALLREDUCED_{name}"
-    for name in ("AGENT", "JOB", "JOIN", "LOCAL_RANK", "LOCAL_SIZE", "NODE", "NODES", "RANK", "SIZE", "SOCKET")
+    for name in (
+        "AGENT",
+        "JOB",
+        "JOB_SECRET",
+        "JOIN",
+        "LOCAL_RANK",
+        "LOCAL_SIZE",
+        "NODE",
+        "NODES",
+        "RANK",
+        "SIZE",
+        "SOCKET",
+    )
 )
 
 
@@ -221,6 +233,15 @@ def _check(settings: Settings, places: Mapping[str, str]) -> None:
         raise wrong("limits.arena_bytes", "it has no room for 16 tiles", f"at least {size_text(16 * tile)}")
     if limits.arena_bytes and limits.arena_bytes_per_client > limits.arena_bytes:
         raise wrong("limits.arena_bytes_per_client", "it is more than arena_bytes", "at most arena_bytes")
+    if limits.arena_bytes and limits.arena_bytes_per_user > limits.arena_bytes:
+        raise wrong("limits.arena_bytes_per_user", "it is more than arena_bytes", "at most arena_bytes")
+    for key in ("socket_mode", "socket_group"):
+        if settings.agent.socket.startswith("@") and getattr(settings.access, key):
+            raise wrong(
+                f"access.{key}",
+                f"the abstract socket {settings.agent.socket} has no permissions",
+                "leave it out (access.users and access.groups hold all the same), or use a path",
+            )
     try:
         _ = settings.timing
     except ConfigError as error:

@@ -36,10 +36,10 @@ class BoundSocket:
                 Path(self.name).unlink()
 
 
-def bind_socket(name: str, *, mode: int = 0o600, backlog: int = 256) -> BoundSocket:
+def bind_socket(name: str, *, mode: int = 0o600, group: int = -1, backlog: int = 1024) -> BoundSocket:
     """Bind the ``socket`` setting and listen. A missing last folder of the path is made, a dead socket replaced.
 
-    Does not block.
+    ``mode`` and ``group`` (a gid, -1 to leave it) are those of the file. Does not block.
 
     :raises ConfigError: the path is too long; something that is not ours or not a socket is there; a live agent
         answers there; or the system refuses. The message says which.
@@ -58,6 +58,7 @@ def bind_socket(name: str, *, mode: int = 0o600, backlog: int = 256) -> BoundSoc
             prepare_socket_path(name)
             try:
                 sock.bind(address.sockaddr)
+                _give(name, group)
                 Path(name).chmod(mode)  # before listen: nobody can connect in between
                 file = _identity(os.lstat(name))
                 sock.listen(backlog)
@@ -67,6 +68,24 @@ def bind_socket(name: str, *, mode: int = 0o600, backlog: int = 256) -> BoundSoc
     except BaseException:
         sock.close()
         raise
+
+
+def _give(name: str, group: int) -> None:
+    """Give the file to a group.
+
+    :raises ConfigError: this user may not do that.
+    """
+    if group < 0:
+        return
+    try:
+        os.chown(name, -1, group)
+    except OSError as error:
+        Path(name).unlink()
+        raise ConfigError(
+            f"the socket {name} cannot be given to the group with gid {group}: {error.strerror}",
+            path="access.socket_group",
+            hint="make the agent's user a member of that group, or choose one that it is in",
+        ) from error
 
 
 def prepare_socket_path(name: str) -> None:

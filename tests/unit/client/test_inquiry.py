@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.support.local_plane import Plane, open_plane
+from tests.support.local_plane import NOBODY, Plane, open_plane
 from tests.support.reports import REPORT
 
 from allreduced.client.inquiry import ClusterStatus, ask_status
@@ -57,7 +57,7 @@ async def test_reports_and_unanswered_agents_are_returned() -> None:
 
 
 async def test_who_may_not_attach_is_told_so() -> None:
-    async with open_plane(uid_allowed=lambda uid: False, observer_allowed=lambda uid: False) as plane:
+    async with open_plane(access=NOBODY) as plane:
         with pytest.raises(AuthenticationError, match="may not attach"):
             await asyncio.to_thread(ask, plane.name)
 

@@ -42,6 +42,8 @@ class Admission:
         self._words = words
         self._groups = groups
         self._waiting = Waiting()
+        self._apart: dict[int, Waiting] = {}
+        """By user who holds as much as one may: those that wait for that, while others are served."""
         self._mapping: dict[int, list[Operation]] = {}
         """By buffer that is being made: who waits for it."""
         self._leaving: Operation | None = None
@@ -58,8 +60,9 @@ class Admission:
             self._announce(operation)
             return
         result, scratch = self._needs(execution)
-        if not self._memory.can_ever_fit(result, scratch):
-            error = wording.too_large(operation, result + scratch, self._context.node)
+        exceeded = self._memory.never_fits(result, scratch)
+        if exceeded is not None:
+            error = wording.too_large(operation, result + scratch, self._context.node, *exceeded)
             self._words.fail(operation, error)
             return
         operation.state = State.QUEUED
@@ -78,16 +81,46 @@ class Admission:
         context = self._context
         context.freed = False
         waiting = self._waiting
+        for user in tuple(self._apart):
+            self._rejoin(user)
         while (head := waiting.first()) is not None:
             crowded = _crowded(head)
             needs = self._needs(head.execution)
-            reserved = None if crowded else self._memory.reserve(head.group.number, *needs)
+            user = head.group.key.uid
+            if (self._apart or self._memory.beyond_share(user, *needs)) and self._must_wait(head, user, needs):
+                continue
+            reserved = None if crowded else self._memory.reserve(head.group.number, *needs, user)
             if reserved is None:
                 if head.absent or not self._make_room(head, crowded=crowded):
                     return
                 continue
             waiting.leave(head)
             self._reserved(head, *reserved)
+            if user in self._apart:
+                self._rejoin(user)
+
+    def _rejoin(self, user: int) -> None:
+        """Look again at the first operation of a user that waits apart."""
+        apart = self._apart[user]
+        head = apart.first()
+        if head is None:
+            del self._apart[user]
+        else:
+            apart.leave(head)
+            self._waiting.enter(head)
+
+    def _must_wait(self, head: Operation, user: int, needs: tuple[int, int]) -> bool:
+        """Let the head wait apart where its user holds too much; others are served meanwhile. False: it need not."""
+        apart = self._apart.get(user)
+        before = apart.first() if apart is not None else None
+        if before is None or before.order() >= head.order():  # it may be here twice
+            if not self._memory.beyond_share(user, *needs):
+                return False
+            if not head.absent and self._make_room(head, crowded=False, user=user):
+                return True
+        self._waiting.leave(head)
+        self._apart.setdefault(user, Waiting()).enter(head)
+        return True
 
     def arena_ready(self, buffer: int) -> None:
         """Go on with the operations that wait for this buffer."""
@@ -289,10 +322,11 @@ class Admission:
         if execution.final and operation.source_readers == 0:
             self._ending.deliver(operation)
 
-    def _make_room(self, head: Operation, *, crowded: bool) -> bool:
+    def _make_room(self, head: Operation, *, crowded: bool, user: int | None = None) -> bool:
         """Withdraw the last operation behind ``head`` that has not begun; True where that freed memory at once.
 
-        ``crowded``: its group has too many operations that are ready, there is no lack of memory.
+        ``crowded``: its group has too many operations that are ready, there is no lack of memory. ``user``: the memory
+        must come from operations of this user.
         """
         leaving = self._leaving
         if leaving is not None and leaving.state in (State.WITHDRAWING, State.RELEASING):
@@ -300,6 +334,9 @@ class Admission:
         place = head.order()
         if crowded:
             last = self._last_to_begin((head.group,))
+        elif user is not None:
+            groups = [group for group in self._groups.values() if group.key.uid == user]
+            last = self._last_to_begin(groups, only_with_memory=True)
         elif self._last < place:
             return False
         else:

@@ -13,6 +13,8 @@ class Limits:
     """Results up to here are copied out at delivery (lease 0) and need no result arena."""
     arena_bytes: int = 1 << 30
     """All arenas of the engine together, results and scratch."""
+    user_bytes: int = 0
+    """What the operations of all groups of one user hold of them, 0 for no such limit; others of that user wait."""
     scratch_bytes: int = 256 << 20
     """Private arenas (receive windows, small results) together; a part of ``arena_bytes``."""
     arena_chunk: int = 1 << 20

@@ -42,10 +42,11 @@ class Arena:
 class Allocation:
     """Reserved bytes of an arena."""
 
-    __slots__ = ("arena", "nbytes", "offset")
+    __slots__ = ("arena", "nbytes", "offset", "user")
 
-    def __init__(self, arena: Arena, offset: int, nbytes: int) -> None:
+    def __init__(self, arena: Arena, offset: int, nbytes: int, user: int = 0) -> None:
         self.arena = arena
+        self.user = user
         self.offset = offset
         self.nbytes = nbytes
 
@@ -66,19 +67,32 @@ class Memory:
         self._scratch = 0
         self._ceiling = context.limits.arena_bytes
         """What all arenas may have now: less than the limit where other memory of the agent takes so much of it."""
+        self._by_user: dict[int, int] = {}
+        """Bytes that the operations of each user hold."""
         self._forgotten: set[int] = set()
         self._unmade = 0
         """Buffers that could not be made since one was made."""
 
-    def can_ever_fit(self, result: int, scratch: int) -> bool:
-        """Return whether the two would fit if nothing else was there."""
+    def never_fits(self, result: int, scratch: int) -> tuple[str, int] | None:
+        """Return (setting, bytes) of the limit that the two exceed although nothing else is there, None for none."""
         limits = self._context.limits
-        return _pages(scratch) <= limits.scratch_bytes and _pages(result) + _pages(scratch) <= limits.arena_bytes
+        if _pages(scratch) > limits.scratch_bytes or _pages(result) + _pages(scratch) > limits.arena_bytes:
+            return "limits.arena_bytes", limits.arena_bytes
+        if limits.user_bytes and aligned(result) + aligned(scratch) > limits.user_bytes:
+            return "limits.arena_bytes_per_user", limits.user_bytes
+        return None
 
-    def reserve(self, group: int, result: int, scratch: int) -> tuple[Allocation | None, Allocation | None] | None:
+    def beyond_share(self, user: int, result: int, scratch: int) -> bool:
+        """Return whether the user's operations hold so much that the two must wait for some of them."""
+        most = self._context.limits.user_bytes
+        return bool(most) and self._by_user.get(user, 0) + aligned(result) + aligned(scratch) > most
+
+    def reserve(
+        self, group: int, result: int, scratch: int, user: int = 0
+    ) -> tuple[Allocation | None, Allocation | None] | None:
         """Reserve ``result`` bytes in an arena of ``group`` and ``scratch`` private ones, both or (None) nothing.
 
-        Nothing is made or dropped where it returns None.
+        ``user``: whose operation it is for. Nothing is made or dropped where it returns None.
         """
         result, scratch = aligned(result), aligned(scratch)
         for reuse_idle in (True, False):
@@ -96,6 +110,10 @@ class Memory:
                     small = self._create(PRIVATE, scratch, new_large)
                 if new_large:
                     large = self._create(group, result, 0)
+            for allocation in (large, small):
+                if allocation is not None:
+                    allocation.user = user
+                    self._by_user[user] = self._by_user.get(user, 0) + allocation.nbytes
             return large, small
         return None
 
@@ -103,6 +121,9 @@ class Memory:
         """Give reserved bytes back."""
         arena = allocation.arena
         arena.space.give(allocation.offset, allocation.nbytes)
+        self._by_user[allocation.user] -= allocation.nbytes
+        if not self._by_user[allocation.user]:
+            del self._by_user[allocation.user]
         self._context.freed = True
         if arena.group in self._forgotten and arena.ready and arena.idle:
             self._drop(arena)

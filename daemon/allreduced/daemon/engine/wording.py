@@ -161,20 +161,21 @@ def node_left(operation: Operation, members: Sequence[int]) -> RankLost:
     )
 
 
-def too_large(operation: Operation, nbytes: int, node: str) -> LimitExceeded:
-    """Return the error for an operation that can never fit."""
+def too_large(operation: Operation, nbytes: int, node: str, limit: str, most: int) -> LimitExceeded:
+    """Return the error for an operation that can never fit; ``limit`` is the setting, ``most`` its value in bytes."""
     return LimitExceeded(
-        f"{operation.group.label}: {operation.label} of {nbytes} bytes does not fit into the memory limit "
-        f"of node {node!r}",
-        limit="limits.arena_bytes",
-        hint="raise limits.arena_bytes on that node, or reduce the tensor in parts",
+        f"{operation.group.label}: {operation.label} of {nbytes} bytes does not fit into the {most} bytes "
+        f"that node {node!r} allows ({limit})",
+        limit=limit,
+        hint=f"raise {limit} on that node, or reduce the tensor in parts",
     )
 
 
 def too_many(operation: Operation, limit: int) -> LimitExceeded:
     """Return the error for one operation in flight too many."""
     return LimitExceeded(
-        f"{operation.group.label}: {operation.label} would be more than {limit} operations in flight",
+        f"{operation.group.label}: {operation.label} would be more than {limit} operations in flight"
+        " (limits.operations)",
         limit="limits.operations",
         hint="wait for earlier operations before starting more, or raise limits.operations",
     )
@@ -183,7 +184,7 @@ def too_many(operation: Operation, limit: int) -> LimitExceeded:
 def too_many_names(group: Group, limit: int) -> LimitExceeded:
     """Return the error for one name of operations too many."""
     return LimitExceeded(
-        f"{group.label} has {limit} different names of operations in use",
+        f"{group.label} has {limit} different names of operations in use (limits.names)",
         limit="limits.names",
         hint="use one name again and again for the same tensor, for uses are counted; or raise limits.names",
     )

@@ -23,6 +23,8 @@ class ClientJoining:
     local_rank: int
     pid: int
     deadline_at: float
+    proof: bytes = b""
+    """Of the client's job secret, see ``protocol.job_secret``."""
 
 
 @dataclass(frozen=True, slots=True)

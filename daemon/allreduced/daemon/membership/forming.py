@@ -14,17 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from allreduced.core.errors import AllReducedError, MismatchError, PeerLost, from_wire, to_wire
-from allreduced.core.identity import GroupKey
 from allreduced.daemon.engine.events import RanksLeft
 from allreduced.daemon.membership import wording
 from allreduced.daemon.membership.actions import Admit, Reject, SendFrame, TellEngine
 from allreduced.daemon.membership.disagreement import Disagreements
 from allreduced.daemon.membership.events import ClientJoining
-from allreduced.daemon.membership.gathering import Claim, Gathering
+from allreduced.daemon.membership.gathering import Claim, Gathering, Scope
 from allreduced.daemon.membership.instance import Instance, State
 from allreduced.daemon.membership.proposal import claims_in, proposal, well_formed
 from allreduced.daemon.membership.recent import Recent
 from allreduced.daemon.membership.scene import Scene
+from allreduced.daemon.membership.strangers import sides, strangers
 from allreduced.protocol.peer import Announce, Broken, Form, Refuse, Retract
 
 MAX_SIZE = 1 << 15
@@ -49,7 +49,9 @@ class Forming:
         self._scene = scene
         self._tile_bytes = tile_bytes
         self._draw_number = draw
-        self._gatherings: dict[GroupKey, Gathering] = {}
+        self._gatherings: dict[Scope, Gathering] = {}
+        self._secrets = False
+        """Whether anybody gave a job secret yet: else there are no strangers to look for."""
         # Frames of one group come over different links, so consents and refusals may overtake the proposal.
         self._early_consents: Recent[set[str]] = Recent(_RECENT)
         self._early_broken: Recent[str] = Recent(_RECENT)
@@ -81,50 +83,72 @@ class Forming:
             request=event.request,
             since=self._scene.now,
             deadline_at=event.deadline_at,
+            proof=event.proof,
         )
-        self._gatherings.setdefault(event.key, Gathering(event.key)).add(claim)
+        scope = Scope(event.key, event.proof)
+        self._secrets = self._secrets or bool(event.proof)
+        self._gatherings.setdefault(scope, Gathering(scope)).add(claim)
         for node in self._scene.peers:
             self._scene.out.append(SendFrame(node, claim.announced(event.key)))
-        self._settle(event.key)
+        self._settle(scope)
 
     def _why_not(self, event: ClientJoining) -> AllReducedError | None:
         if not 1 <= event.size <= MAX_SIZE or not 0 <= event.rank < event.size:
             return wording.outside(event.key, event.rank, event.size, MAX_SIZE)
-        holder = self._scene.running_holder(event.key, event.rank)
-        gathering = self._gatherings.get(event.key)
+        scope = Scope(event.key, event.proof)
+        holder = self._scene.running_holder(scope, event.rank)
+        gathering = self._gatherings.get(scope)
         if holder is None and gathering is not None:
             holder = next((claim for claim in gathering.local() if claim.rank == event.rank), None)
         if holder is not None:
             return wording.claimed(event.key, holder)
-        return self._disagreements.claimed(event.key, event.rank, self._scene.now)
+        return self._disagreements.claimed(scope, event.rank, self._scene.now)
 
     def client_gone(self, client: int) -> None:
         """Void the claims of a client that ended."""
-        for key, gathering in list(self._gatherings.items()):
+        for scope, gathering in list(self._gatherings.items()):
             for claim in gathering.local():
                 if claim.client == client:
                     lost = wording.rank_lost(self._scene.node, [claim], "ended while its group gathered")
-                    self._void(key, gathering, claim, lost)
-            self._settle(key)
+                    self._void(gathering, claim, lost)
+            self._settle(scope)
 
     def expire(self, now: float) -> None:
-        """Reject the claims whose deadline has come."""
-        for key, gathering in list(self._gatherings.items()):
+        """Reject the claims whose deadline has come, and those that gave another job secret than most."""
+        for scope, gathering in list(self._gatherings.items()):
             expired = [claim for claim in gathering.local() if claim.deadline_at <= now]
             for claim in expired:
-                self._reject(key, gathering, claim, self._deadline_exceeded(key, gathering, claim))
+                self._reject(gathering, claim, self._deadline_exceeded(gathering, claim))
             if expired:
-                self._settle(key)
+                self._settle(scope)
+        if self._secrets:
+            self._refuse_strangers(now)
 
-    def _deadline_exceeded(self, key: GroupKey, gathering: Gathering, claim: Claim) -> AllReducedError:
+    def _deadline_exceeded(self, gathering: Gathering, claim: Claim) -> AllReducedError:
+        key = gathering.key
         instance = self._scene.instances.get(claim.group)
         if instance is None:
-            return wording.not_gathered(key, claim.size, gathering.missing(claim.size))
+            others = sides(self._gatherings, self._scene).get(key, ()) if self._secrets else ()
+            strange = sorted({rank for side in others if side.proof != claim.proof for rank in side.ranks})
+            return wording.not_gathered(key, claim.size, gathering.missing(claim.size), strange)
         return wording.not_formed(key, self._scene.node, self._scene.unreached(instance))
+
+    def _refuse_strangers(self, now: float) -> None:
+        for due, gathering, claim, other in strangers(self._gatherings, self._scene):
+            if due > now:
+                continue
+            error = wording.stranger(gathering.key, claim, sorted(other.ranks))
+            if claim.local:
+                self._reject(gathering, claim, error)
+            else:
+                self._refuse(gathering, claim, error)
+            self._settle(gathering.scope)
 
     def next_deadline(self) -> float | None:
         """Return when :meth:`expire` is due, None where nothing waits."""
         deadlines = [claim.deadline_at for gathering in self._gatherings.values() for claim in gathering.local()]
+        if self._secrets:
+            deadlines += [due for due, _, _, _ in strangers(self._gatherings, self._scene)]
         return min(deadlines, default=None)
 
     # Peers
@@ -139,7 +163,7 @@ class Forming:
                 continue  # went with the one before it
             if any(other == node and value != incarnation for other, value in instance.others()):
                 self._dissolve(instance, PeerLost(f"agent {node!r} was started anew", nodes=(node,)))
-                self._settle(instance.form.key)
+                self._settle(instance.scope)
             else:
                 self._consent(instance)
 
@@ -153,8 +177,8 @@ class Forming:
             ranks = instance.ranks_of(node)
             if ranks and node != self._scene.node:
                 self._dissolve(instance, wording.peer_lost(node, ranks, error))
-        for key in list(self._gatherings):
-            self._settle(key)
+        for scope in list(self._gatherings):
+            self._settle(scope)
 
     def announced(self, node: str, frame: Announce) -> None:
         """Take the claim of a client of a peer."""
@@ -169,83 +193,96 @@ class Forming:
                 bound = instance.group
             elif instance.error is not None:
                 # The link was down when this agent told that the group is broken: the claim must not wait for ever.
-                self._scene.out.append(SendFrame(node, Refuse(frame.key, frame.client, to_wire(instance.error))))
+                refusal = Refuse(frame.key, frame.client, to_wire(instance.error), frame.proof)
+                self._scene.out.append(SendFrame(node, refusal))
                 return
-        self._disagreements.claimed(frame.key, frame.rank, self._scene.now)
+        scope = Scope(frame.key, frame.proof)
+        self._disagreements.claimed(scope, frame.rank, self._scene.now)
         claim = Claim(
-            frame.client, node, frame.size, frame.rank, frame.local_rank, frame.pid, since=self._scene.now, group=bound
+            frame.client,
+            node,
+            frame.size,
+            frame.rank,
+            frame.local_rank,
+            frame.pid,
+            since=self._scene.now,
+            group=bound,
+            proof=frame.proof,
         )
-        self._gatherings.setdefault(frame.key, Gathering(frame.key)).add(claim)
-        self._settle(frame.key)
+        self._secrets = self._secrets or bool(frame.proof)
+        self._gatherings.setdefault(scope, Gathering(scope)).add(claim)
+        self._settle(scope)
 
     def retracted(self, node: str, frame: Retract) -> None:
         """Forget the claim of a client of a peer."""
-        gathering = self._gatherings.get(frame.key)
+        scope = Scope(frame.key, frame.proof)
+        gathering = self._gatherings.get(scope)
         claim = gathering.get(node, frame.client) if gathering is not None else None
         if gathering is not None and claim is not None:
             gathering.remove(claim)
-            self._settle(frame.key)
+            self._settle(scope)
 
     def refused(self, frame: Refuse) -> None:
         """Reject a claim of this node's that a peer refuses; client 0: any that waits for ranks which were refused."""
-        gathering = self._gatherings.get(frame.key, Gathering(frame.key))
+        scope = Scope(frame.key, frame.proof)
+        gathering = self._gatherings.get(scope, Gathering(scope))
         error = from_wire(frame.error)
         # A claim that runs already is not here any more; the other side was refused in turn.
         refused = [claim for claim in gathering.local() if claim.number == frame.client]
         if frame.client == ANY and isinstance(error, MismatchError):
-            self._disagreements.add(frame.key, error, self._scene.now)
+            self._disagreements.add(scope, error, self._scene.now)
             refused = [claim for claim in gathering.local() if claim.rank not in error.by_rank and not claim.group]
         for claim in refused:
-            self._reject(frame.key, gathering, claim, error)
+            self._reject(gathering, claim, error)
         if refused:
-            self._settle(frame.key)
+            self._settle(scope)
 
     # Proposals
 
-    def _settle(self, key: GroupKey) -> None:
+    def _settle(self, scope: Scope) -> None:
         """Refuse what contradicts, and propose the group if every rank is there and rank 0 is here."""
-        gathering = self._gatherings.get(key)
+        gathering = self._gatherings.get(scope)
         if gathering is None:
             return
         if gathering.sizes_differ():
-            self._reject_sizes(key, gathering)
-        self._refuse_rivals(key, gathering)
+            self._reject_sizes(gathering)
+        self._refuse_rivals(gathering)
         if not gathering:
-            del self._gatherings[key]
+            del self._gatherings[scope]
             return
         claims = gathering.complete()
         if claims is not None and claims[0].local:
-            self._propose(key, gathering, claims)
+            self._propose(gathering, claims)
 
-    def _reject_sizes(self, key: GroupKey, gathering: Gathering) -> None:
-        claims = gathering.free()
-        error = wording.sizes_differ(key, claims)
-        self._disagreements.add(key, error, self._scene.now)
+    def _reject_sizes(self, gathering: Gathering) -> None:
+        scope, claims = gathering.scope, gathering.free()
+        error = wording.sizes_differ(scope.key, claims)
+        self._disagreements.add(scope, error, self._scene.now)
         if any(claim.local for claim in claims):
-            self._scene.tell_peers(Refuse(key, ANY, to_wire(error)))
+            self._scene.tell_peers(Refuse(scope.key, ANY, to_wire(error), scope.proof))
         for claim in claims:
             if claim.local:
-                self._reject(key, gathering, claim, error)
+                self._reject(gathering, claim, error)
             else:
-                self._refuse(key, gathering, claim, error)
+                self._refuse(gathering, claim, error)
 
-    def _refuse_rivals(self, key: GroupKey, gathering: Gathering) -> None:
+    def _refuse_rivals(self, gathering: Gathering) -> None:
         waiting = {claim.rank: claim for claim in gathering.local()}
         for claim in gathering:
             if claim.local:
                 continue
-            holder = self._scene.running_holder(key, claim.rank)
+            holder = self._scene.running_holder(gathering.scope, claim.rank)
             if holder is None and self._scene.node < claim.node:
                 holder = waiting.get(claim.rank)
             if holder is not None:
-                self._refuse(key, gathering, claim, wording.claimed(key, holder))
+                self._refuse(gathering, claim, wording.claimed(gathering.key, holder))
 
-    def _propose(self, key: GroupKey, gathering: Gathering, claims: Sequence[Claim]) -> None:
+    def _propose(self, gathering: Gathering, claims: Sequence[Claim]) -> None:
         incarnations = {**self._scene.peers, self._scene.node: self._scene.incarnation}
         group = self._draw()
         while group in self._scene.instances:
             group = self._draw()
-        form = proposal(key, group, self._tile_bytes, claims, incarnations)
+        form = proposal(gathering.scope, group, self._tile_bytes, claims, incarnations)
         instance = Instance(form, mine=0, local={claim.rank: claim for claim in claims if claim.local})
         self._bind(gathering, instance)
         self._consent(instance)
@@ -277,8 +314,8 @@ class Forming:
             self._admit_if_agreed(instance)
 
     def _proposal_arrived(self, node: str, form: Form, mine: int) -> None:
-        key = form.key
-        gathering = self._gatherings.get(key) or Gathering(key)
+        scope = Scope(form.key, form.proof)
+        gathering = self._gatherings.get(scope) or Gathering(scope)
         local = claims_in(form, form.members[mine], gathering)
         instance = Instance(form, mine, local, consents={node, *(self._early_consents.pop(form.group) or ())})
         gone = [rank for rank in form.members[mine].ranks if rank not in local]
@@ -316,22 +353,23 @@ class Forming:
     def _admit_if_agreed(self, instance: Instance) -> None:
         if not instance.consented or any(node not in instance.consents for node, _ in instance.others()):
             return
-        key = instance.form.key
+        scope = instance.scope
         instance.state = State.RUNNING
-        gathering = self._gatherings.get(key) or Gathering(key)
+        instance.since = self._scene.now
+        gathering = self._gatherings.get(scope) or Gathering(scope)
         for claim in gathering:
             if claim.group == instance.group:
                 gathering.remove(claim)
                 if claim.local:
                     # Members too: one that gave the proposal up must not wait for claims that run.
-                    self._scene.tell_peers(Retract(key, claim.number))
+                    self._scene.tell_peers(Retract(scope.key, claim.number, scope.proof))
         started = instance.started()
         self._scene.out.append(TellEngine(started))
         for rank, claim in sorted(instance.local.items()):
             self._scene.out.append(Admit(claim.client, claim.request, rank, started))
         if instance.left:
             self._scene.out.append(TellEngine(RanksLeft(instance.group, tuple(sorted(instance.left)))))
-        self._settle(key)
+        self._settle(scope)
 
     # What comes to nothing
 
@@ -340,7 +378,7 @@ class Forming:
         del self._scene.instances[instance.group]
         local = tuple(instance.local.values())
         self._dissolved.add(instance.group, local)
-        for claim in self._gatherings.get(instance.form.key) or ():
+        for claim in self._gatherings.get(instance.scope) or ():
             if claim.group == instance.group:
                 claim.group = 0
         # Members that cannot reach each other hear of it from the proposer, which reaches all.
@@ -353,7 +391,7 @@ class Forming:
         instance = self._scene.instances.get(frame.group)
         if instance is not None:
             self._dissolve(instance, from_wire(frame.error), source=node)
-            self._settle(instance.form.key)
+            self._settle(instance.scope)
         elif self._dissolved.get(frame.group) is None:
             self._early_broken.add(frame.group, node)
 
@@ -366,30 +404,28 @@ class Forming:
 
     def _reject_all(self, claims: Sequence[Claim], group: int, error: AllReducedError) -> None:
         """Reject claims that still wait after a proposal that other members went on with."""
-        for key, gathering in list(self._gatherings.items()):
+        for scope, gathering in list(self._gatherings.items()):
             for claim in claims:
                 if gathering.get(self._scene.node, claim.number) is claim and claim.group in (0, group):
-                    self._reject(key, gathering, claim, error)
-            self._settle(key)
+                    self._reject(gathering, claim, error)
+            self._settle(scope)
 
-    def _reject(self, key: GroupKey, gathering: Gathering, claim: Claim, error: AllReducedError) -> None:
+    def _reject(self, gathering: Gathering, claim: Claim, error: AllReducedError) -> None:
         self._scene.out.append(Reject(claim.client, claim.request, error))
-        self._void(
-            key, gathering, claim, wording.rank_lost(self._scene.node, [claim], "gave up while its group gathered")
-        )
+        self._void(gathering, claim, wording.rank_lost(self._scene.node, [claim], "gave up while its group gathered"))
 
-    def _void(self, key: GroupKey, gathering: Gathering, claim: Claim, why: AllReducedError) -> None:
+    def _void(self, gathering: Gathering, claim: Claim, why: AllReducedError) -> None:
         gathering.remove(claim)
-        self._scene.tell_peers(Retract(key, claim.number))
+        self._scene.tell_peers(Retract(gathering.key, claim.number, claim.proof))
         instance = self._scene.instances.get(claim.group)
         if instance is not None:
             del instance.local[claim.rank]
             self._dissolve(instance, why)
 
-    def _refuse(self, key: GroupKey, gathering: Gathering, claim: Claim, error: AllReducedError) -> None:
+    def _refuse(self, gathering: Gathering, claim: Claim, error: AllReducedError) -> None:
         # Not looked at again: its agent retracts it, or answers that it runs already by refusing the local claim.
         gathering.remove(claim)
-        self._scene.out.append(SendFrame(claim.node, Refuse(key, claim.number, to_wire(error))))
+        self._scene.out.append(SendFrame(claim.node, Refuse(gathering.key, claim.number, to_wire(error), claim.proof)))
 
     def _proposed(self) -> list[Instance]:
         return [instance for instance in self._scene.instances.values() if instance.state is State.PROPOSED]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from allreduced.core.identity import GroupKey
 from allreduced.protocol.peer import Announce
@@ -15,7 +16,7 @@ class Claim:
     """One process's claim to a rank. ``client`` and ``request`` are set where it is a client of this node.
 
     ``group`` is the proposal that the claim is bound to, 0 while it is free. ``since``: when it became known here.
-    ``deadline_at`` matters for local claims.
+    ``deadline_at`` matters for local claims. ``proof``: of the job secret.
     """
 
     number: int
@@ -29,6 +30,7 @@ class Claim:
     since: float = 0.0
     deadline_at: float = inf
     group: int = 0
+    proof: bytes = b""
 
     @property
     def local(self) -> bool:
@@ -37,21 +39,29 @@ class Claim:
 
     def announced(self, key: GroupKey) -> Announce:
         """Return what other agents are told of it."""
-        return Announce(key, self.size, self.rank, self.number, self.pid, self.local_rank)
+        return Announce(key, self.size, self.rank, self.number, self.pid, self.local_rank, self.proof)
 
     def holder(self) -> str:
         """Return how errors call the process."""
         return f"process {self.pid} on node {self.node!r}"
 
 
+class Scope(NamedTuple):
+    """Claims that may meet: to ranks of one group, with one job secret (or none)."""
+
+    key: GroupKey
+    proof: bytes
+
+
 class Gathering:
-    """All claims to ranks of one group key that are known here and not yet served, in the order they became known.
+    """All claims of one scope that are known here and not yet served, in the order they became known.
 
     ``came`` are the ranks that were ever claimed, also by claims that were given up since.
     """
 
-    def __init__(self, key: GroupKey) -> None:
-        self.key = key
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.key = scope.key
         self.came: set[int] = set()
         self._claims: dict[tuple[str, int], Claim] = {}
 

@@ -11,7 +11,7 @@ from allreduced.core.errors import AllReducedError
 from allreduced.core.identity import GroupKey, Member
 from allreduced.daemon.engine.events import GroupStarted
 from allreduced.daemon.losses import bounded
-from allreduced.daemon.membership.gathering import Claim
+from allreduced.daemon.membership.gathering import Claim, Scope
 from allreduced.daemon.membership.merge import Policy
 from allreduced.protocol.change import Committed, Loss
 from allreduced.protocol.peer import Form
@@ -73,6 +73,8 @@ class Instance:
     """The last change, for members that may have missed it."""
     former: dict[str, int] = field(default_factory=dict)
     """Nodes, with their incarnations, that changes left out; they may not know it."""
+    since: float = 0.0
+    """When its clients were admitted."""
     losses: tuple[Loss, ...] = ()
     """All losses, once the group has ended for them."""
 
@@ -84,6 +86,11 @@ class Instance:
     def group(self) -> int:
         """The number of the instance."""
         return self.form.group
+
+    @property
+    def scope(self) -> Scope:
+        """Whose claims it was formed of."""
+        return Scope(self.form.key, self.form.proof)
 
     @property
     def proposer(self) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from allreduced.core.identity import GroupKey, Member
-from allreduced.daemon.membership.gathering import Claim, Gathering
+from allreduced.core.identity import Member
+from allreduced.daemon.membership.gathering import Claim, Gathering, Scope
 from allreduced.protocol.peer import Form
 
 _FIRST = 1
@@ -13,14 +13,15 @@ _FIRST = 1
 
 
 def proposal(
-    key: GroupKey, group: int, tile_bytes: int, claims: Sequence[Claim], incarnations: Mapping[str, int]
+    scope: Scope, group: int, tile_bytes: int, claims: Sequence[Claim], incarnations: Mapping[str, int]
 ) -> Form:
     """Return the proposal of a group with these claims, one per rank, by rank. ``incarnations``: of their nodes."""
     ranks: dict[str, list[int]] = {}
     for claim in claims:
         ranks.setdefault(claim.node, []).append(claim.rank)
     return Form(
-        key=key,
+        key=scope.key,
+        proof=scope.proof,
         group=group,
         generation=_FIRST,
         tile_bytes=tile_bytes,

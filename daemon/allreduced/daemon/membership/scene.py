@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import enum
 
-from allreduced.core.identity import GroupKey
 from allreduced.daemon.membership.actions import Action, SendFrame
-from allreduced.daemon.membership.gathering import Claim
+from allreduced.daemon.membership.gathering import Claim, Scope
 from allreduced.daemon.membership.instance import Instance, State
 from allreduced.daemon.timing import Timing
 from allreduced.protocol.peer import MembershipFrame
@@ -63,9 +62,9 @@ class Scene:
             return Standing.UP
         return Standing.CUT if self.cut.get(member.node) == member.incarnation else Standing.SILENT
 
-    def running_holder(self, key: GroupKey, rank: int) -> Claim | None:
+    def running_holder(self, scope: Scope, rank: int) -> Claim | None:
         """Return the claim of this node's that holds the rank in a running group, if one does."""
         for instance in self.instances.values():
-            if instance.state is State.RUNNING and instance.form.key == key and rank in instance.local:
+            if instance.state is State.RUNNING and instance.scope == scope and rank in instance.local:
                 return instance.local[rank]
         return None

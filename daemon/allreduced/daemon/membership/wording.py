@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from allreduced.core.errors import (
     AllReducedError,
+    AuthenticationError,
     DeadlineExceeded,
     InvalidArgument,
     MismatchError,
@@ -52,8 +53,24 @@ def sizes_differ(key: GroupKey, claims: Sequence[Claim]) -> MismatchError:
     )
 
 
-def not_gathered(key: GroupKey, size: int, missing: Sequence[int]) -> DeadlineExceeded:
-    """Return the error for a group whose ranks did not come in time."""
+def stranger(key: GroupKey, claim: Claim, others: Sequence[int]) -> AuthenticationError:
+    """Return the error for a claim whose job secret is not that of most ranks, which are ``others``."""
+    gave = "another job secret" if claim.proof else "no job secret"
+    return AuthenticationError(
+        f"rank {claim.rank} of {_group(key)} gave {gave}, unlike rank(s) {_listed(others)} ({claim.holder()})",
+        hint="give all ranks of a job the same connect(job_secret=…) or ALLREDUCED_JOB_SECRET, or use another job id",
+    )
+
+
+def not_gathered(key: GroupKey, size: int, missing: Sequence[int], strangers: Sequence[int] = ()) -> DeadlineExceeded:
+    """Return the error for a group whose ranks did not come in time; ``strangers`` came with another job secret."""
+    if strangers and missing:
+        return DeadlineExceeded(
+            f"{_group(key)} did not gather in time: rank(s) {_listed(missing)} of {size} never came with this job"
+            f" secret; rank(s) {_listed(strangers)} gave another one",
+            missing=missing,
+            hint="give all ranks of a job the same connect(job_secret=…) or ALLREDUCED_JOB_SECRET",
+        )
     if not missing:
         return DeadlineExceeded(
             f"{_group(key)} did not gather in time: every rank came, but not all at one time",

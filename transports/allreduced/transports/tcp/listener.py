@@ -9,6 +9,7 @@ import socket
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from allreduced.core.accept_budget import AcceptBudget
 from allreduced.core.errors import AllReducedError, ConfigError, ProtocolError
 from allreduced.core.log_limit import LogLimit
 from allreduced.transports.base import Handshake, LinkAccepted, LinkOptions, Listener
@@ -109,6 +110,7 @@ class TcpListener(Listener):
         self._assemblies: dict[bytes, _Assembly] = {}
         """Authenticated links without all of their data flows, oldest first. As bounded as unfinished handshakes."""
         self._drops = LogLimit(_log)
+        self._budget = AcceptBudget()
         self._paused: asyncio.TimerHandle | None = None
         self._open = True
         self._loop.add_reader(self._fd, self._acceptable)
@@ -127,6 +129,10 @@ class TcpListener(Listener):
             await asyncio.wait(self._serving)
 
     def _acceptable(self) -> None:
+        pause = self._budget.wait(self._loop.time())
+        if pause:
+            self._pause(pause)
+            return
         for _ in range(_ACCEPTS_PER_WAKE):
             try:
                 sock, address = self._sock.accept()
@@ -135,8 +141,7 @@ class TcpListener(Listener):
             except OSError as error:
                 # Out of descriptors or memory: the backlog stays readable, so wait instead of spinning.
                 _log.error("event=accept_failed address=%s error=%r", self.address, error)
-                self._loop.remove_reader(self._fd)
-                self._paused = self._loop.call_later(_PAUSE, self._resume)
+                self._pause(_PAUSE)
                 return
             task = self._loop.create_task(self._serve(sock, text(address, self._scheme)))
             self._serving.add(task)
@@ -146,6 +151,11 @@ class TcpListener(Listener):
                 oldest = next(iter(self._unfinished))
                 del self._unfinished[oldest]
                 oldest.cancel("too many unfinished handshakes")
+
+    def _pause(self, seconds: float) -> None:
+        """Leave connections in the kernel's queue for a while."""
+        self._loop.remove_reader(self._fd)
+        self._paused = self._loop.call_later(seconds, self._resume)
 
     def _resume(self) -> None:
         self._paused = None
@@ -268,6 +278,7 @@ class TcpListener(Listener):
                 asking.exception()  # whoever reads the control flow next finds the same
 
     def _drop(self, source: str, reason: str, level: int = logging.WARNING) -> None:
+        self._budget.bad(self._loop.time())
         self._drops.log(level, "event=connection_dropped from=%s reason=%r", source, reason)
 
 

@@ -1,0 +1,169 @@
+"""``allreduced doctor``: what is misconfigured, and the command that mends it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allreduced.cli.arguments import Subparsers
+from allreduced.cli.console import say
+
+if TYPE_CHECKING:  # the agent's own modules are loaded by the command only
+    from allreduced.daemon.doctor.cluster import Way
+    from allreduced.daemon.doctor.examination import Examination, Told
+    from allreduced.daemon.doctor.finding import Finding
+
+SYSTEM_CONFIG = "/etc/allreduced/agent.toml"
+"""Settings that are read where none are named and the file is there: those of the service."""
+
+JSON_VERSION = 1
+"""Grows when a key of ``--json`` changes its meaning or goes; new keys may come at any time."""
+
+ANSWER_TIMEOUT = 75.0
+"""Seconds that the agent may take; it bounds each step of its own."""
+
+_MOST_NODES = 16
+"""Agents up to which the table of who reaches whom is written in full."""
+
+_EPILOG = """\
+examples:
+  allreduced doctor                                  of this node, by the service's settings if there are any
+  allreduced doctor --config agent.toml
+  allreduced doctor --bandwidth                      measure the links between all agents, too
+  allreduced doctor --json | python -m json.tool
+
+Nothing that runs is disturbed and nothing is changed. Where an agent runs here, it and the agents that it knows dial
+each other; that, and --bandwidth, is for root and the user of the agents.
+
+Exit status: 0: no problem (warnings are none); 1: at least one; 2: wrong usage or settings.
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add ``doctor`` to the command line."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="find what is misconfigured, with the command that mends it",
+        description="Examine this node, its settings, and the ways between the agents.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--config", metavar="FILE", help=f"settings of the agent (default: {SYSTEM_CONFIG}, if it is there)")
+    add("--socket", metavar="S", help="socket of the agent: a path, or @name (default: that of the settings)")
+    add("--local", action="store_true", help="do not ask other agents")
+    add("--bandwidth", action="store_true", help="measure the links between all agents, one after the other")
+    add("--quiet", action="store_true", help="only warnings and problems")
+    add("--json", action="store_true", help="write one JSON object, see docs/operations.md")
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Examine, and write what was found; return the exit status."""
+    from allreduced.daemon.doctor.examination import examine
+    from allreduced.daemon.doctor.finding import Level, worst
+    from allreduced.daemon.settings import default_socket
+    from allreduced.daemon.settings_reader import load
+
+    config = arguments.config or (SYSTEM_CONFIG if Path(SYSTEM_CONFIG).is_file() else None)
+    settings = load(config, os.environ, {})
+    socket = arguments.socket or os.environ.get("ALLREDUCED_SOCKET") or settings.agent.socket
+    socket = socket or default_socket(os.environ)
+
+    def ask() -> Told:
+        return _ask(socket, others=not arguments.local, bandwidth=arguments.bandwidth)
+
+    found = examine(settings, socket, ask)
+    if arguments.json:
+        say(json.dumps(as_json(found)))
+    else:
+        say("\n".join(lines(found, quiet=arguments.quiet)))
+    return 1 if worst(found.findings) is Level.PROBLEM else 0
+
+
+def as_json(found: Examination) -> dict[str, object]:
+    """Return the examination as what ``--json`` writes."""
+    return {
+        "version": JSON_VERSION,
+        "findings": [
+            {"subject": one.subject, "level": one.level.value, "message": one.message, "mend": one.mend}
+            for one in found.findings
+        ],
+        "ways": [
+            {
+                "source": way.source,
+                "target": way.target,
+                "linked": way.linked,
+                "outcome": way.reach.outcome if way.reach is not None else "",
+                "address": way.reach.address if way.reach is not None else "",
+                "seconds": way.reach.seconds if way.reach is not None else 0.0,
+                "bandwidth": way.reach.bandwidth if way.reach is not None else 0,
+            }
+            for way in found.ways
+        ],
+    }
+
+
+def lines(found: Examination, *, quiet: bool = False) -> list[str]:
+    """Return what is written for people."""
+    out: list[str] = []
+    for one in found.findings:
+        if not quiet or one.level.value in ("warning", "problem"):
+            out += _finding(one)
+    if found.ways and not quiet:
+        out += ["", *_table(found.ways)]
+    counts = {level: sum(one.level.value == level for one in found.findings) for level in ("problem", "warning")}
+    out += ["", ", ".join(f"{number} {level}{'' if number == 1 else 's'}" for level, number in counts.items())]
+    return out
+
+
+def _finding(one: Finding) -> list[str]:
+    text = [f"{one.level.value:<8}{one.subject}: {one.message}"]
+    return [*text, f"        mend: {one.mend}"] if one.mend else text
+
+
+def _table(ways: Sequence[Way]) -> list[str]:
+    """Return who reaches whom: a row for each agent that dials, a column for each that is dialled."""
+    sources = sorted({way.source for way in ways})
+    targets = sorted({way.target for way in ways} | set(sources))
+    if len(targets) > _MOST_NODES:
+        bad = [way for way in ways if not way.linked or (way.reach is not None and way.reach.outcome != "reached")]
+        return [f"{len(targets)} agents; ways that fail: {len(bad)}"] + [
+            f"  {way.source} -> {way.target}: {_cell(way)}" for way in bad[:64]
+        ]
+    cells = {(way.source, way.target): _cell(way) for way in ways}
+    head = ["reaches", *targets]
+    rows = [[source, *(cells.get((source, target), "-") for target in targets)] for source in sources]
+    widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
+    return [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]
+    ]
+
+
+def _cell(way: Way) -> str:
+    reach = way.reach
+    if reach is None:
+        return "linked" if way.linked else "no link"
+    text = f"{reach.seconds * 1e3:.2f} ms" if reach.outcome == "reached" else reach.outcome
+    if reach.bandwidth:
+        text += f" {reach.bandwidth / 1e9:.2f} GB/s"
+    return text if way.linked else f"{text}, no link"
+
+
+def _ask(socket: str, *, others: bool, bandwidth: bool) -> Told:
+    """Ask the agent, and through it the others.
+
+    :raises AllReducedError: it does not answer.
+    """
+    from allreduced.client.inquiry import ask_status
+    from allreduced.core.addresses import parse_socket
+    from allreduced.daemon.doctor.examination import Told
+    from allreduced.daemon.status import MEASURE, PROBE
+
+    probe = MEASURE if bandwidth and others else PROBE if others else 0
+    told = ask_status(parse_socket(socket), path=socket, others=others, timeout=ANSWER_TIMEOUT, probe=probe)
+    return Told(told.reports, told.unanswered)

@@ -1,0 +1,213 @@
+"""The addresses of this node: what it tells others, which interface that is, and what names mean here."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from allreduced.core.addresses import Address, is_link_local, is_loopback, is_wildcard, parse_address
+from allreduced.core.errors import AllReducedError
+from allreduced.daemon.doctor.finding import Finding, note, ok, problem, refused, warning
+from allreduced.daemon.reach import Dialled, dial_once
+from allreduced.daemon.reachability import resolve, source_address, stays_here
+from allreduced.daemon.settings import Settings
+from allreduced.transports.rdma.interfaces import interface_of
+
+SMALL_MTU: Final = 1400
+"""Bytes of a packet below which something on the way (a tunnel) takes much."""
+
+_BRIDGES: Final = ("docker", "br-", "virbr", "cni", "lxcbr", "podman", "cbr", "flannel", "veth")
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """The network interface of an address; ``name`` empty where none has it. ``bridge``: of containers or guests."""
+
+    name: str
+    mtu: int
+    bridge: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFacts:
+    """One listed agent. ``addresses``: what its name means here. ``local``: it is on this machine."""
+
+    node: str
+    address: str
+    addresses: tuple[str, ...]
+    local: bool
+    dialled: Dialled
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFacts:
+    """What there is.
+
+    ``host``: this machine's name, and what it means here. ``advertised``: where others are told to dial; empty where
+    there are no others, or that is not known. ``listening``: the setting, maybe empty.
+    """
+
+    host: str
+    host_addresses: tuple[str, ...]
+    listening: str
+    advertised: str
+    advertised_here: bool
+    interface: Interface | None
+    ipv6: bool
+    peers: tuple[PeerFacts, ...]
+
+
+async def network_facts(settings: Settings) -> NetworkFacts:
+    """Look names up and dial each listed agent once, all at the same time: a few seconds at most.
+
+    :raises AllReducedError: an address in the settings is malformed.
+    """
+    host = socket.gethostname()
+    peers = settings.peers
+    found, listed = await asyncio.gather(
+        resolve(host), asyncio.gather(*(_peer(peer.node, parse_address(peer.address)) for peer in peers.static))
+    )
+    told = await _told(settings, listed)
+    here = bool(told) and await stays_here(parse_address(told, any_port=True))
+    interface = None
+    if told:
+        numeric = await resolve(parse_address(told, any_port=True).host)
+        interface = interface_facts(numeric[0]) if numeric else None
+    return NetworkFacts(host, found, peers.listen, told, here, interface, socket.has_dualstack_ipv6(), tuple(listed))
+
+
+def judge_network(facts: NetworkFacts) -> Iterator[Finding]:
+    """Yield what is to be said about names, addresses and listed agents. Pure."""
+    yield from _names(facts)
+    yield from _advertised(facts)
+    for peer in facts.peers:
+        yield judge_peer(peer)
+
+
+def judge_peer(peer: PeerFacts) -> Finding:
+    """Return what is to be said about dialling a listed agent from here. Pure."""
+    subject, outcome = f"peer {peer.node}", peer.dialled
+    host = parse_address(peer.address).host
+    match outcome.outcome:
+        case "reached":
+            return ok(subject, f"{peer.address} can be dialled, {outcome.seconds * 1e3:.2f} ms")
+        case "refused":
+            return problem(
+                subject,
+                f"{peer.address} refuses connections: the machine is there, and no agent listens at this port",
+                f"on {peer.node}: systemctl start allreduced; compare its peers.listen with this address",
+            )
+        case "silent":
+            return problem(
+                subject,
+                f"{peer.address} says nothing ({outcome.detail}): it is off, or a firewall drops the packets",
+                f"ping {host}; on {peer.node} let the port in, such as: nft add rule inet filter input tcp dport"
+                f" {parse_address(peer.address).port} accept",
+            )
+        case "unknown":
+            return problem(
+                subject,
+                f"the name in {peer.address} is not known here ({outcome.detail})",
+                f"getent hosts {host}; add it to DNS or /etc/hosts, or give a numeric address",
+            )
+        case _:
+            return problem(subject, f"{peer.address} cannot be dialled: {outcome.detail}", f"ip route get {host}")
+
+
+def _names(facts: NetworkFacts) -> Iterator[Finding]:
+    if not facts.host_addresses:
+        yield warning(
+            "host name",
+            f"this machine does not know its own name {facts.host!r}; programs that look it up may wait for long",
+            f"echo '127.0.1.1 {facts.host}' | sudo tee -a /etc/hosts",
+        )
+    elif all(is_loopback(address) for address in facts.host_addresses):
+        yield note(
+            "host name",
+            f"{facts.host!r} means {facts.host_addresses[0]} here, which other machines cannot dial",
+            "in peers.listen and peers.advertise, give an address that others know",
+        )
+    else:
+        yield ok("host name", f"{facts.host!r} means {', '.join(facts.host_addresses)}")
+    yield ok("IPv6", "available") if facts.ipv6 else note("IPv6", "this machine has none: peers need IPv4 addresses")
+
+
+def _advertised(facts: NetworkFacts) -> Iterator[Finding]:
+    subject = "address"
+    remote = [peer for peer in facts.peers if not peer.local]
+    if not facts.advertised:
+        if remote:
+            yield note(subject, "this agent tells others no address; it can only dial, and not be dialled")
+        return
+    address = parse_address(facts.advertised, any_port=True)
+    if is_wildcard(address.host):
+        yield problem(subject, f"{address} cannot be dialled", "set peers.advertise to an address of this machine")
+    elif remote and facts.advertised_here:
+        yield problem(
+            subject,
+            f"others are told to dial {address}, which is themselves",
+            "set peers.listen, or peers.advertise, to an address that the other machines can reach",
+        )
+    elif remote and is_link_local(address.host):
+        yield problem(subject, f"{address} means something on one link only", "set peers.advertise")
+    elif facts.interface is None or not facts.interface.name:
+        if not facts.advertised_here:
+            yield note(subject, f"others are told to dial {address}, which no interface here has: a translation?")
+    elif remote and facts.interface.bridge:
+        yield problem(
+            subject,
+            f"others are told to dial {address}, the address of the bridge {facts.interface.name}, which is reached"
+            " from containers of this machine only",
+            "set peers.advertise to an address of the network between the machines (ip -br address)",
+        )
+    else:
+        yield ok(subject, f"others are told to dial {address} on {facts.interface.name}, MTU {facts.interface.mtu}")
+        if 0 < facts.interface.mtu < SMALL_MTU:
+            yield warning(
+                "MTU",
+                f"{facts.interface.name} has an MTU of {facts.interface.mtu}: a tunnel takes much of each packet",
+                f"ip link set {facts.interface.name} mtu 1500 (or 9000, where the whole network can)",
+            )
+
+
+def interface_facts(numeric: str) -> Interface:
+    """Return what the kernel tells about the interface that has a numeric address."""
+    name = interface_of(numeric)
+    place = Path("/sys/class/net") / name
+    if not name or not place.exists():
+        return Interface(name, 0, bridge=False)
+    try:
+        mtu = int((place / "mtu").read_text())
+    except (OSError, ValueError):
+        mtu = 0
+    return Interface(name, mtu, bridge=(place / "bridge").exists() or name.startswith(_BRIDGES))
+
+
+def malformed(error: AllReducedError) -> Sequence[Finding]:
+    """Return what is to be said where an address of the settings is none."""
+    return (refused("address", error),)
+
+
+async def _peer(node: str, address: Address) -> PeerFacts:
+    found, dialled = await asyncio.gather(resolve(address.host), dial_once(str(address)))
+    local = bool(found) and all(is_loopback(numeric) for numeric in found)
+    return PeerFacts(node, str(address), found, local, dialled)
+
+
+async def _told(settings: Settings, peers: Sequence[PeerFacts]) -> str:
+    """Return the address that the agent would tell others; empty where that is not known."""
+    if settings.peers.advertise:
+        return str(parse_address(settings.peers.advertise, path="peers.advertise"))
+    if not settings.peers.listen:
+        return ""
+    listening = parse_address(settings.peers.listen, path="peers.listen", any_port=True)
+    if not is_wildcard(listening.host):
+        return str(listening)
+    remote = next((peer for peer in peers if not peer.local and peer.addresses), None)
+    if remote is None:
+        return ""
+    return str(Address(listening.scheme, await source_address(remote.addresses[0]), listening.port))

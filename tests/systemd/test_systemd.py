@@ -1,0 +1,240 @@
+"""The units of configs/systemd under a real systemd, as docs/operations.md installs them."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from tests.systemd.machine import BOUND, REPOSITORY, Machine, Refused, machine
+
+UNITS = REPOSITORY / "configs" / "systemd"
+RANK = REPOSITORY / "tests" / "support" / "steady_rank.py"
+UNIT = "allreduced.service"
+SOCKET = "allreduced.socket"
+CONFIG = 'version = 1\n[agent]\nlog_level = "info"\n'
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def booted() -> Iterator[Machine]:
+    with contextlib.ExitStack() as stack:
+        try:
+            box = stack.enter_context(machine())
+        except Refused as refused:
+            pytest.skip(f"no machine with systemd can be made here: {refused}")
+        box.run("systemd-sysusers")
+        box.run("systemctl", "daemon-reload")
+        shutil.copy(RANK, box.shared)
+        yield box
+
+
+@pytest.fixture
+def box(booted: Machine) -> Iterator[Machine]:
+    """Return a machine whose agent is stopped and has a plain configuration."""
+    configure(booted, CONFIG)
+    yield booted
+    booted.run("systemctl", "stop", SOCKET, UNIT)
+    booted.run("rm", "-rf", "/etc/systemd/system/allreduced.service.d")
+    booted.run("systemctl", "daemon-reload")
+    booted.run("systemctl", "reset-failed", UNIT, check=False)
+    booted.run("journalctl", "--rotate")
+    booted.run("journalctl", "--vacuum-time=1us")
+
+
+def configure(box: Machine, text: str) -> None:
+    (box.shared / "agent.toml").write_text(text)
+    box.run("install", "-m640", "-g", "allreduced", "/opt/shared/agent.toml", "/etc/allreduced/agent.toml")
+
+
+def drop_in(box: Machine, text: str) -> None:
+    (box.shared / "drop-in.conf").write_text(text)
+    box.run("install", "-Dm644", "/opt/shared/drop-in.conf", "/etc/systemd/system/allreduced.service.d/test.conf")
+    box.run("systemctl", "daemon-reload")
+
+
+@contextlib.contextmanager
+def ranks(box: Machine, operations: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Run two ranks."""
+    started = [box.python(box.shared / RANK.name, *map(str, (rank, 2, rank, 2, operations))) for rank in range(2)]
+    try:
+        yield started
+    finally:
+        for rank in started:
+            rank.kill()
+            rank.communicate(timeout=BOUND)
+
+
+def line(rank: subprocess.Popen[str]) -> str:
+    assert rank.stdout is not None
+    return rank.stdout.readline().strip()
+
+
+def went_on(rank: subprocess.Popen[str]) -> None:
+    """Wait until a rank has lost its agent, and works again in the same process."""
+    assert (told := line(rank)).startswith("lost "), told
+    while (told := line(rank)).startswith("lost "):
+        continue
+    assert told == "3 3"
+    assert rank.poll() is None
+
+
+def test_the_unit_is_sound_and_shut_in() -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    analyzed = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=30", "--no-pager", str(UNITS / UNIT)],
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+        check=False,
+    )
+    assert analyzed.returncode == 0, analyzed.stdout + analyzed.stderr
+    unit = (UNITS / UNIT).read_text()
+    for needed in ("PrivateUsers=", "ProtectProc=", "PrivateDevices="):  # would break SO_PEERCRED, /proc/PID, RDMA
+        assert f"\n{needed}" not in unit
+    assert "\nLimitMEMLOCK=infinity\n" in unit
+
+
+def test_a_job_of_two_ranks_runs_as_soon_as_the_unit_is_active(box: Machine) -> None:
+    box.run("systemctl", "start", UNIT)  # returns when the agent says that it is ready
+    assert box.show(UNIT, "StatusText") == "serving; clients: 0; operations in flight: 0; agents connected: 0"
+    with ranks(box, 3) as (first, second):
+        assert [line(rank) for rank in (first, second)] == ["3 3", "3 3"]
+        assert (first.wait(BOUND), second.wait(BOUND)) == (0, 0)
+    log = box.journal(UNIT)
+    assert "event=ready socket=/run/allreduced/agent.sock" in log
+    assert log.index("event=ready") < log.index("Started ")
+    assert box.show(UNIT, "User") == "allreduced"
+    assert box.run("stat", "-c", "%U:%G %a", "/run/allreduced").strip() == "allreduced:allreduced 755"
+    assert box.show(UNIT, "LimitMEMLOCK") == "infinity"  # whether it can be had depends on what this machine allows
+
+
+def test_it_is_active_only_when_the_first_round_to_the_peers_is_over(box: Machine) -> None:
+    # A peer that takes connections and says nothing keeps the round open until its bound.
+    (box.shared / "silent.py").write_text(
+        "import socket, time\ns = socket.create_server(('127.0.0.1', 4999))\n"
+        "print('listens', flush=True)\ntime.sleep(900)\n"
+    )
+    silent = box.python(box.shared / "silent.py")
+    try:
+        assert line(silent) == "listens"
+        configure(
+            box,
+            f'{CONFIG}[peers]\nlisten = "tcp://127.0.0.1:0"\n'
+            '[[peers.static]]\nnode = "b"\naddress = "tcp://127.0.0.1:4999"\n',
+        )
+        box.run("systemctl", "start", "--no-block", UNIT)
+        box.until(UNIT, "ActiveState", "activating")
+        box.until(UNIT, "ActiveState", "active")
+        log = box.journal(UNIT)
+        assert log.index("event=not_") < log.index("event=ready") < log.index("Started ")
+        assert box.show(UNIT, "StatusText").endswith("agents connected: 0, not reached: b")
+    finally:
+        silent.kill()
+        silent.communicate(timeout=BOUND)
+
+
+def test_an_agent_that_cannot_start_says_why_in_its_status(box: Machine) -> None:
+    drop_in(box, "[Service]\nRestart=no\n")
+    configure(box, f"{CONFIG}[limits]\nclients = 0\n")
+    assert box.status("systemctl", "start", UNIT) != 0
+    assert box.show(UNIT, "ActiveState") == "failed"
+    assert "agent.toml: $.limits.clients is 0" in box.journal(UNIT)
+    configure(box, f'{CONFIG}[peers]\nlisten = "tcp://192.0.2.1:4123"\n[security]\ninsecure = true\n')
+    assert box.status("systemctl", "start", UNIT) != 0
+    assert "not started: cannot listen at tcp://192.0.2.1:4123" in box.show(UNIT, "StatusText")
+
+
+def test_reload_with_a_good_and_with_a_broken_file(box: Machine) -> None:
+    box.run("systemctl", "start", UNIT)
+    pid = box.show(UNIT, "MainPID")
+    configure(box, "version = 1\n[limits]\nclients = 7\n[engine]\nthreads = 1\n")
+    box.run("systemctl", "reload", UNIT)
+    box.until(UNIT, "StatusText", "restart needed for engine.threads; serving")
+    log = box.journal(UNIT)
+    assert "event=setting_changed setting=limits.clients old='1024' new='7'" in log
+    assert "event=setting_changed setting=agent.log_level old='info' new='warning'" in log
+    assert "event=restart_needed setting=engine.threads in_force='0' new='1'" in log
+
+    configure(box, "version = 1\n[limits]\nclients = none\n")
+    assert box.status("systemctl", "reload", UNIT) != 0
+    box.until(UNIT, "StatusText", "reload failed, the settings from before are in force")
+    assert "event=reload_failed in_force=old" in box.journal(UNIT)
+    assert box.until(UNIT, "ActiveState", "active") == "active"
+
+    with ranks(box, 1) as (first, second):
+        assert [line(rank) for rank in (first, second)] == ["3 3", "3 3"]
+    configure(box, CONFIG)
+    box.run("systemctl", "reload", UNIT)
+    box.until(UNIT, "StatusText", "serving; clients")
+    assert box.show(UNIT, "MainPID") == pid
+    assert box.show(UNIT, "NRestarts") == "0"
+
+
+def test_the_watchdog_restarts_an_agent_that_is_stopped_and_its_clients_go_on(box: Machine) -> None:
+    drop_in(box, "[Service]\nWatchdogSec=5s\nTimeoutAbortSec=1s\nRestartSec=100ms\n")
+    box.run("systemctl", "start", UNIT)
+    pid = box.show(UNIT, "MainPID")
+    with ranks(box, 1 << 30) as started:
+        assert [line(rank) for rank in started] == ["3 3", "3 3"]
+        box.run("systemctl", "kill", "--kill-who=main", "-s", "STOP", UNIT)
+        box.until(UNIT, "NRestarts", "1")
+        box.until(UNIT, "ActiveState", "active")
+        assert box.show(UNIT, "MainPID") != pid
+        for rank in started:
+            went_on(rank)
+    assert "Watchdog timeout" in box.journal(UNIT)
+
+
+def test_a_restart_keeps_the_clients(box: Machine) -> None:
+    box.run("systemctl", "start", UNIT)
+    with ranks(box, 1 << 30) as started:
+        assert [line(rank) for rank in started] == ["3 3", "3 3"]
+        box.run("systemctl", "restart", UNIT)
+        for rank in started:
+            went_on(rank)
+    assert box.show(UNIT, "NRestarts") == "0"
+
+
+def test_stop_waits_for_operations_and_ends_with_success(box: Machine) -> None:
+    configure(box, f"{CONFIG}[failure]\nfailure_timeout = 0.5\n")
+    box.run("systemctl", "start", UNIT)
+    with ranks(box, 1 << 30) as started:
+        assert [line(rank) for rank in started] == ["3 3", "3 3"]
+        box.run("systemctl", "stop", UNIT)
+        assert all(line(rank).startswith("lost ") for rank in started)
+    assert box.show(UNIT, "Result") == "success"
+    assert box.show(UNIT, "ExecMainStatus") == "0"
+    assert "event=stopping clients=2" in box.journal(UNIT)
+    assert box.status("test", "-e", "/run/allreduced/agent.sock") != 0
+
+
+def test_the_socket_unit_starts_the_agent_for_the_first_client(box: Machine) -> None:
+    box.run("systemctl", "start", SOCKET)
+    assert box.show(UNIT, "ActiveState") == "inactive"
+    with ranks(box, 1 << 30) as started:
+        assert [line(rank) for rank in started] == ["3 3", "3 3"]
+        assert box.show(UNIT, "ActiveState") == "active"
+        # Nobody is refused meanwhile: the socket stays.
+        box.run("systemctl", "restart", UNIT)
+        for rank in started:
+            went_on(rank)
+    box.run("systemctl", "stop", SOCKET, UNIT)
+    assert box.show(UNIT, "ExecMainStatus") == "0"
+    assert box.status("test", "-e", "/run/allreduced/agent.sock") != 0
+
+
+def test_where_systemd_knows_notify_reload_the_reload_is_over_when_the_command_returns(box: Machine) -> None:
+    version = int(box.run("systemctl", "--version").split()[1].split(".")[0])
+    if version < 253:
+        pytest.skip(f"systemd {version} has no Type=notify-reload, 253 has")
+    drop_in(box, (UNITS / "notify-reload.conf").read_text())
+    box.run("systemctl", "start", UNIT)
+    configure(box, f"{CONFIG}[engine]\nthreads = 1\n")
+    box.run("systemctl", "reload", UNIT)
+    assert box.show(UNIT, "StatusText").startswith("restart needed for engine.threads; serving")
+    assert box.journal(UNIT).count("event=reloaded") == 1

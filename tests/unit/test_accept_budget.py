@@ -1,0 +1,39 @@
+"""Bad connections are accepted at a bounded rate, good ones at once."""
+
+from __future__ import annotations
+
+from allreduced.core.accept_budget import AcceptBudget
+
+
+def test_good_connections_never_wait() -> None:
+    budget = AcceptBudget(rate=10.0, burst=5.0)
+    assert [budget.wait(at / 1000) for at in range(1000)] == [0.0] * 1000
+
+
+def test_bad_connections_come_at_the_rate_after_a_burst() -> None:
+    budget = AcceptBudget(rate=10.0, burst=5.0)
+    now, accepted = 100.0, 0
+    while now < 110.0:
+        wait = budget.wait(now)
+        if wait:
+            now += wait + 1e-9
+        else:
+            budget.bad(now)
+            accepted += 1
+    assert 100 <= accepted <= 106
+
+
+def test_many_that_turn_out_bad_late_are_waited_for() -> None:
+    budget = AcceptBudget(rate=10.0, burst=5.0)
+    for _ in range(25):
+        budget.bad(0.0)
+    assert 2.0 < budget.wait(0.0) < 2.2
+    assert budget.wait(2.2) == 0.0
+
+
+def test_what_is_not_used_is_saved_up_to_the_burst_only() -> None:
+    budget = AcceptBudget(rate=10.0, burst=5.0)
+    budget.wait(1e6)
+    for _ in range(5):
+        budget.bad(1e6)
+    assert budget.wait(1e6) > 0.0

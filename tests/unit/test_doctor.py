@@ -1,0 +1,258 @@
+"""What the doctor says about facts."""
+
+from __future__ import annotations
+
+import errno
+import json
+from dataclasses import replace
+
+import pytest
+from tests.support.reports import REPORT, agent
+
+from allreduced.cli.doctor import as_json, lines
+from allreduced.daemon.doctor.cluster import Way, judge_cluster, ways
+from allreduced.daemon.doctor.examination import Examination
+from allreduced.daemon.doctor.finding import Finding, Level, note, ok, problem, warning, worst
+from allreduced.daemon.doctor.local_socket import SocketFacts, judge_socket
+from allreduced.daemon.doctor.machine import MachineFacts, judge_machine
+from allreduced.daemon.doctor.network import Interface, NetworkFacts, PeerFacts, judge_network, judge_peer
+from allreduced.daemon.doctor.security import examine_security
+from allreduced.daemon.reach import Dialled
+from allreduced.daemon.settings import Security, Settings
+from allreduced.protocol.status import AgentReport, PeerReport, ReachReport, UnansweredReport
+
+GIB = 1 << 30
+GOOD = MachineFacts(
+    descriptors=(1024, 1 << 20),
+    arena_error="",
+    kernels="avx2",
+    kernels_error="",
+    arenas=8 * GIB,
+    control_group=16 * GIB,
+    available=12 * GIB,
+    cpus=8,
+    threads=4,
+    overcommit="0",
+)
+
+
+def bad(findings: list[Finding]) -> list[tuple[str, Level]]:
+    return [(one.subject, one.level) for one in findings if one.level in (Level.WARNING, Level.PROBLEM)]
+
+
+def test_a_good_machine_has_nothing_to_mend() -> None:
+    found = list(judge_machine(GOOD))
+    assert bad(found) == []
+    assert [one.subject for one in found] == ["shared memory", "descriptors", "memory", "kernels", "processors"]
+    assert all(not one.mend for one in found)
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted", "words"),
+    [
+        (replace(GOOD, arena_error="no seals"), ("shared memory", Level.PROBLEM), "memfd_create"),
+        (replace(GOOD, descriptors=(1024, 1024)), ("descriptors", Level.WARNING), "LimitNOFILE"),
+        (replace(GOOD, arenas=16 * GIB), ("memory", Level.PROBLEM), "limits.arena_bytes to 8GiB"),
+        (replace(GOOD, arenas=14 * GIB), ("memory", Level.WARNING), "limits.arena_bytes"),
+        (replace(GOOD, available=GIB), ("memory", Level.WARNING), "free memory"),
+        (replace(GOOD, kernels="", kernels_error="no such file"), ("kernels", Level.PROBLEM), "pip install"),
+        (replace(GOOD, threads=9), ("processors", Level.WARNING), "engine.threads to 8"),
+        (replace(GOOD, cpus=1, threads=1), ("processors", Level.WARNING), "CPUAffinity"),
+    ],
+)
+def test_each_lack_of_a_machine_is_told_with_what_mends_it(
+    facts: MachineFacts, wanted: tuple[str, Level], words: str
+) -> None:
+    found = list(judge_machine(facts))
+    assert bad(found) == [wanted]
+    assert words in next(one.mend for one in found if (one.subject, one.level) == wanted)
+
+
+def test_no_limit_on_descriptors_is_well() -> None:
+    assert bad(list(judge_machine(replace(GOOD, descriptors=(1024, None))))) == []
+
+
+SOCKET = SocketFacts("/run/allreduced/agent.sock", "socket", 0, 0o660, 999, 998)
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "words"),
+    [
+        (SOCKET, Level.OK, "mode 660, uid 999, gid 998"),
+        (replace(SOCKET, kind="abstract", name="@a"), Level.OK, "answers at @a"),
+        (replace(SOCKET, answer=errno.EACCES), Level.PROBLEM, "may not use"),
+        (replace(SOCKET, answer=errno.EAGAIN), Level.PROBLEM, "takes no connections"),
+        (replace(SOCKET, answer=errno.ECONNREFUSED), Level.NOTE, "killed"),
+        (replace(SOCKET, kind="other", answer=errno.ECONNREFUSED), Level.PROBLEM, "is not a socket"),
+        (replace(SOCKET, kind="hidden", answer=errno.EACCES), Level.PROBLEM, "may not look"),
+        (replace(SOCKET, kind="nothing", answer=errno.ENOENT), Level.NOTE, "no agent runs"),
+        (replace(SOCKET, kind="no_folder", answer=errno.ENOENT, may_make=False), Level.PROBLEM, "cannot make"),
+    ],
+)
+def test_the_socket(facts: SocketFacts, level: Level, words: str) -> None:
+    (found,) = judge_socket(facts)
+    assert (found.level, words in found.message) == (level, True), found
+    assert bool(found.mend) == (level is not Level.OK)
+
+
+REACHED = Dialled("reached", "", 0.001)
+PEER = PeerFacts("b", "tcp://10.0.0.2:4123", ("10.0.0.2",), local=False, dialled=REACHED)
+NETWORK = NetworkFacts(
+    host="a",
+    host_addresses=("10.0.0.1",),
+    listening="tcp://0.0.0.0:4123",
+    advertised="tcp://10.0.0.1:4123",
+    advertised_here=False,
+    interface=Interface("eth0", 1500, bridge=False),
+    ipv6=True,
+    peers=(PEER,),
+)
+
+
+def test_a_good_network_has_nothing_to_mend() -> None:
+    found = list(judge_network(NETWORK))
+    assert [(one.subject, one.level) for one in found] == [
+        ("host name", Level.OK),
+        ("IPv6", Level.OK),
+        ("address", Level.OK),
+        ("peer b", Level.OK),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted"),
+    [
+        (replace(NETWORK, host_addresses=()), ("host name", Level.WARNING)),
+        (replace(NETWORK, advertised="tcp://127.0.0.1:4123", advertised_here=True), ("address", Level.PROBLEM)),
+        (replace(NETWORK, advertised="tcp://0.0.0.0:4123"), ("address", Level.PROBLEM)),
+        (replace(NETWORK, advertised="tcp://169.254.1.1:4123"), ("address", Level.PROBLEM)),
+        (replace(NETWORK, interface=Interface("docker0", 1500, bridge=True)), ("address", Level.PROBLEM)),
+        (replace(NETWORK, interface=Interface("wg0", 1280, bridge=False)), ("MTU", Level.WARNING)),
+    ],
+)
+def test_each_fault_of_the_network_is_told(facts: NetworkFacts, wanted: tuple[str, Level]) -> None:
+    assert bad(list(judge_network(facts))) == [wanted]
+
+
+def test_loopback_is_well_where_all_agents_are_here() -> None:
+    here = replace(PEER, address="tcp://127.0.0.1:4124", addresses=("127.0.0.1",), local=True)
+    facts = replace(NETWORK, advertised="tcp://127.0.0.1:4123", advertised_here=True, peers=(here,))
+    assert bad(list(judge_network(facts))) == []
+
+
+@pytest.mark.parametrize(
+    ("dialled", "words"),
+    [
+        (Dialled("refused", "Connection refused", 0.0), "no agent listens"),
+        (Dialled("silent", "nothing came back within 2 s", 0.0), "a firewall"),
+        (Dialled("unknown", "b: Name or service not known", 0.0), "not known here"),
+        (Dialled("failed", "Permission denied", 0.0), "Permission denied"),
+    ],
+)
+def test_refused_silent_and_unknown_are_told_apart(dialled: Dialled, words: str) -> None:
+    found = judge_peer(replace(PEER, dialled=dialled))
+    assert (found.subject, found.level) == ("peer b", Level.PROBLEM)
+    assert words in found.message
+    assert found.mend
+
+
+def test_secrets() -> None:
+    def levels(settings: Settings, *, remote: bool) -> list[Level]:
+        return [one.level for one in examine_security(settings, remote=remote)]
+
+    assert levels(Settings(), remote=False) == [Level.OK]
+    assert levels(Settings(), remote=True) == [Level.WARNING]
+    assert levels(Settings(security=Security(insecure=True)), remote=True) == [Level.WARNING]
+    assert levels(Settings(security=Security(secret="short")), remote=True) == [Level.WARNING]
+    assert levels(Settings(security=Security(secret="x" * 32)), remote=True) == [Level.OK]
+    (found,) = examine_security(Settings(security=Security(secret_file="/no/such/file")), remote=True)
+    assert (found.level, "cannot be read" in found.message) == (Level.PROBLEM, True)
+
+
+def reaches(node: str, outcome: str = "reached", seconds: float = 0.0002, bandwidth: int = 0) -> ReachReport:
+    return ReachReport(node, f"tcp://{node}:4123", outcome, "", seconds, bandwidth)
+
+
+def report(node: str, *peers: str, reach: tuple[ReachReport, ...] = (), release: str = "0.1.0") -> AgentReport:
+    linked = tuple(PeerReport(peer, 1, f"tcp://{peer}:4123", 0.1) for peer in peers)
+    return replace(agent(node), peers=linked, reach=reach, release=release, advertised=f"tcp://{node}:4123")
+
+
+A = report("a", "b", reach=(reaches("b"),))
+B = report("b", "a", reach=(reaches("a"),))
+
+
+def test_agents_that_reach_each_other_are_well() -> None:
+    assert [(one.subject, one.level) for one in judge_cluster((A, B), ())] == [
+        ("release", Level.OK),
+        ("peers", Level.OK),
+    ]
+    assert ways((A, B)) == (Way("a", "b", True, reaches("b")), Way("b", "a", True, reaches("a")))
+
+
+def test_a_way_that_fails_in_one_direction_is_named() -> None:
+    found = list(judge_cluster((A, report("b", "a", reach=(reaches("a", "silent"),))), ()))
+    assert bad(found) == [("b -> a", Level.WARNING)]
+    assert "tcp://a:4123 cannot be dialled from b: silent" in found[1].message
+
+
+def test_agents_without_a_link_are_named() -> None:
+    found = list(judge_cluster((report("a", reach=(reaches("b", "refused"),)), report("b", "a")), ()))
+    assert ("a -> b", Level.PROBLEM) in bad(found)
+
+
+def test_unanswered_agents_and_mixed_releases_are_named() -> None:
+    gone = UnansweredReport("c", "did not answer within 1.25 s")
+    found = list(judge_cluster((A, report("b", "a", reach=(reaches("a"),), release="0.2.0")), (gone,)))
+    assert bad(found) == [("release", Level.WARNING), ("agent c", Level.PROBLEM)]
+    assert "0.1.0 on a; 0.2.0 on b" in found[0].message
+
+
+def test_a_loopback_address_among_others_is_named() -> None:
+    wrong = replace(B, advertised="tcp://127.0.0.1:4123")
+    assert bad(list(judge_cluster((A, wrong), ()))) == [("agent b", Level.PROBLEM)]
+    alone = [replace(one, advertised="tcp://127.0.0.1:4123") for one in (A, B)]
+    assert bad(list(judge_cluster(alone, ()))) == []
+
+
+def test_nothing_is_said_where_no_agent_runs() -> None:
+    assert list(judge_cluster((), ())) == []
+    assert list(judge_cluster((REPORT,), ())) != []
+
+
+FOUND = Examination(
+    (ok("memory", "enough"), note("IPv6", "none"), warning("MTU", "small", "ip link"), problem("peer b", "off", "on")),
+    (Way("a", "b", True, reaches("b", bandwidth=10**9)), Way("b", "a", False, reaches("a", "refused"))),
+)
+
+
+def test_findings_and_the_table_are_written() -> None:
+    assert lines(FOUND) == [
+        "ok      memory: enough",
+        "note    IPv6: none",
+        "warning MTU: small",
+        "        mend: ip link",
+        "problem peer b: off",
+        "        mend: on",
+        "",
+        "reaches  a                 b",
+        "a        -                 0.20 ms 1.00 GB/s",
+        "b        refused, no link  -",
+        "",
+        "1 problem, 1 warning",
+    ]
+    assert lines(FOUND, quiet=True)[:2] == ["warning MTU: small", "        mend: ip link"]
+
+
+def test_json_has_everything() -> None:
+    told = json.loads(json.dumps(as_json(FOUND)))
+    assert told["version"] == 1
+    assert told["findings"][3] == {"subject": "peer b", "level": "problem", "message": "off", "mend": "on"}
+    assert told["ways"][0]["bandwidth"] == 10**9
+    assert [way["linked"] for way in told["ways"]] == [True, False]
+
+
+def test_the_worst_level_counts() -> None:
+    assert worst(FOUND.findings) is Level.PROBLEM
+    assert worst(FOUND.findings[:3]) is Level.WARNING
+    assert worst(()) is Level.OK
