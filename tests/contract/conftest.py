@@ -11,11 +11,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from tests.support.certificates import TestAuthority
 from tests.support.fake_verbs import FakeFabric, FakeVerbs
 
 from allreduced.core.errors import AgentUnavailable, AllReducedError, ConfigError
 from allreduced.protocol.handshake import SecretAuthenticator
-from allreduced.transports.base import Link, LinkEvents, LinkOptions, Listener, Transport
+from allreduced.transports.base import (
+    Credentials,
+    Link,
+    LinkAccepted,
+    LinkEvents,
+    LinkOptions,
+    Listener,
+    Transport,
+)
 from allreduced.transports.inproc import InprocListener
 from allreduced.transports.rdma.transport import AutoTransport, RdmaTransport
 from allreduced.transports.rdma.verbs_port import Verbs
@@ -28,6 +37,7 @@ ENDPOINTS = {
     "inproc": "inproc://contract:0",
     "tcp-ipv4": "tcp://127.0.0.1:0",
     "tcp-ipv6": "tcp://[::1]:0",
+    "tcp-tls": "tls+tcp://127.0.0.1:0",
     "rdma": "rdma://127.0.0.1:0",
     "auto-without-device": "auto://127.0.0.1:0",
 }
@@ -199,8 +209,31 @@ class Endpoint:
                 await events.until_closed()
 
 
+class Encrypted(Transport):
+    """TCP with TLS, all agents of a test having one certificate with the names of all of them."""
+
+    scheme = "tcp"
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._tcp = transport("tcp")
+
+    async def listen(self, address: str, accepted: LinkAccepted, options: LinkOptions) -> Listener:
+        return await self._tcp.listen(address, accepted, replace(options, credentials=self._credentials))
+
+    async def connect(self, address: str, events: LinkEvents, options: LinkOptions) -> Link:
+        return await self._tcp.connect(address, events, replace(options, credentials=self._credentials))
+
+
+@pytest.fixture(scope="session")
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
+    """Return credentials of the agents that the suite has."""
+    authority = TestAuthority.make(tmp_path_factory.mktemp("certificates"))
+    return authority.credentials("a", "b", "c", *(f"a{number}" for number in range(16)))
+
+
 @pytest.fixture(params=list(ENDPOINTS.values()), ids=list(ENDPOINTS))
-async def endpoint(request: pytest.FixtureRequest) -> AsyncIterator[Endpoint]:
+async def endpoint(request: pytest.FixtureRequest, credentials: Credentials) -> AsyncIterator[Endpoint]:
     """Yield one transport after the other."""
     address: str = request.param
     fabric = FakeFabric()
@@ -210,6 +243,9 @@ async def endpoint(request: pytest.FixtureRequest) -> AsyncIterator[Endpoint]:
         address, made = f"rdma://{real}:0", transport("rdma")
     elif address.startswith("rdma://"):
         made = RdmaTransport(lambda: FakeVerbs(fabric))
+    elif address.startswith("tls+"):
+        address = address.removeprefix("tls+")
+        made = Encrypted(credentials)
     elif address.startswith("auto://"):
         made = AutoTransport(_no_verbs)
     else:

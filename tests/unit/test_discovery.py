@@ -125,7 +125,7 @@ async def test_the_own_name_known_as_loopback_is_listened_at_everywhere() -> Non
 async def test_the_own_name_known_as_loopback_without_a_secret_is_a_clear_error() -> None:
     async def listen(address: str) -> Listener:
         parsed = parse_address(address)
-        check_access(parsed, local=await stays_here(parsed), secret=b"", insecure=False)
+        check_access(parsed, local=await stays_here(parsed), guarded=False, insecure=False)
         return Bound(address)
 
     with pytest.raises(AuthenticationError, match=r"head:4200, which this machine knows as its own loopback") as caught:
@@ -152,12 +152,12 @@ def test_a_wildcard_is_no_meeting_point() -> None:
 def test_who_can_be_reached_from_outside_needs_a_secret_or_leave(address: str) -> None:
     parsed = parse_address(address)
     with pytest.raises(AuthenticationError) as caught:
-        check_access(parsed, local=False, secret=b"", insecure=False)
+        check_access(parsed, local=False, guarded=False, insecure=False)
     assert "ALLREDUCED_SECRET" in caught.value.hint
     assert "ALLREDUCED_INSECURE=1" in caught.value.hint
-    check_access(parsed, local=False, secret=b"s", insecure=False)
-    check_access(parsed, local=False, secret=b"", insecure=True)
-    check_access(parsed, local=True, secret=b"", insecure=False)
+    check_access(parsed, local=False, guarded=True, insecure=False)
+    check_access(parsed, local=False, guarded=False, insecure=True)
+    check_access(parsed, local=True, guarded=False, insecure=False)
 
 
 async def test_loopback_is_not_told_to_peers_elsewhere() -> None:

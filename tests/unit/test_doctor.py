@@ -5,20 +5,23 @@ from __future__ import annotations
 import errno
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from tests.support.reports import REPORT, agent
 
 from allreduced.cli.doctor import as_json, lines
+from allreduced.daemon.authority import new_authority, new_certificate
 from allreduced.daemon.doctor.cluster import Way, judge_cluster, ways
 from allreduced.daemon.doctor.examination import Examination
 from allreduced.daemon.doctor.finding import Finding, Level, note, ok, problem, warning, worst
 from allreduced.daemon.doctor.local_socket import SocketFacts, judge_socket
 from allreduced.daemon.doctor.machine import MachineFacts, judge_machine
 from allreduced.daemon.doctor.network import Interface, NetworkFacts, PeerFacts, judge_network, judge_peer
-from allreduced.daemon.doctor.security import examine_security
+from allreduced.daemon.doctor.security import examine_security, judge_expiry
 from allreduced.daemon.reach import Dialled
-from allreduced.daemon.settings import Security, Settings
+from allreduced.daemon.settings import Agent, Security, Settings
 from allreduced.protocol.status import AgentReport, PeerReport, ReachReport, UnansweredReport
 
 GIB = 1 << 30
@@ -161,12 +164,44 @@ def test_secrets() -> None:
         return [one.level for one in examine_security(settings, remote=remote)]
 
     assert levels(Settings(), remote=False) == [Level.OK]
-    assert levels(Settings(), remote=True) == [Level.WARNING]
+    assert levels(Settings(), remote=True) == [Level.NOTE]
     assert levels(Settings(security=Security(insecure=True)), remote=True) == [Level.WARNING]
     assert levels(Settings(security=Security(secret="short")), remote=True) == [Level.WARNING]
     assert levels(Settings(security=Security(secret="x" * 32)), remote=True) == [Level.OK]
     (found,) = examine_security(Settings(security=Security(secret_file="/no/such/file")), remote=True)
     assert (found.level, "cannot be read" in found.message) == (Level.PROBLEM, True)
+
+
+def test_certificates(tmp_path: Path) -> None:
+    def found(node: str) -> list[tuple[str, Level]]:
+        security = Security(
+            mode="mtls",
+            ca=str(tmp_path / "ca.pem"),
+            certificate=str(tmp_path / "a.pem"),
+            key=str(tmp_path / "a.key"),
+        )
+        settings = Settings(agent=Agent(node=node), security=security)
+        return [(one.subject, one.level) for one in examine_security(settings, remote=True)]
+
+    assert found("a") == [("certificate", Level.PROBLEM), ("security", Level.OK)]
+    authority = new_authority("cluster", datetime.now(UTC))
+    issued = new_certificate(authority, "a", datetime.now(UTC))
+    for name, content, mode in (
+        ("ca.pem", authority.certificate, 0o644),
+        ("a.pem", issued.certificate, 0o644),
+        ("a.key", issued.key, 0o600),
+    ):
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).chmod(mode)
+    assert found("a") == [("certificate", Level.OK), ("security", Level.OK)]
+    assert found("b") == [("certificate", Level.PROBLEM), ("security", Level.OK)]
+    (tmp_path / "a.key").chmod(0o644)
+    assert found("a") == [("certificate", Level.PROBLEM), ("security", Level.OK)]
+
+
+def test_a_certificate_that_ends_soon_is_told() -> None:
+    assert judge_expiry("a", 13 * 86400).level is Level.WARNING
+    assert judge_expiry("a", 15 * 86400).level is Level.OK
 
 
 def reaches(node: str, outcome: str = "reached", seconds: float = 0.0002, bandwidth: int = 0) -> ReachReport:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 
 import pytest
 
+from allreduced.core.channel import Channel
 from allreduced.core.errors import AllReducedError, AuthenticationError, ProtocolError
 from allreduced.core.identity import PeerIdentity
 from allreduced.protocol.handshake import (
@@ -317,7 +319,7 @@ def test_an_agent_refuses_itself() -> None:
 
 @pytest.mark.parametrize(
     "stray",
-    [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"\0", b"\xa7allrex", b"\xff" * 4096],
+    [b"GET / HTTP/1.1\r\n\r\n", b"\0", b"\xa7allrex", b"\xff" * 4096],
 )
 @pytest.mark.parametrize("piece", [1, 4096])
 def test_strays_get_no_answer(stray: bytes, piece: int) -> None:
@@ -332,6 +334,101 @@ def test_strays_get_no_answer(stray: bytes, piece: int) -> None:
         hear()
     assert listener.refusal == b""
     assert listener.receive(_agent("a", 1).dial(b"", 0, 2).start()) == b""
+
+
+@pytest.mark.parametrize("piece", [1, 4096])
+def test_a_dialler_that_uses_tls_is_told_that_this_agent_does_not(piece: int) -> None:
+    listener = _agent("b", 2).answer()
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+    with pytest.raises(AuthenticationError, match="the peer uses TLS, this agent does not"):
+        listener.receive(hello[:piece])
+    assert listener.refusal == bytes.fromhex("15 0303 0002 0246")  # the alert protocol_version
+
+
+class _Channels:
+    """Two agents in an encrypted connection, and what each may be called by the other's certificate."""
+
+    def __init__(self, a: frozenset[str], b: frozenset[str], *, one: bytes = b"x", other: bytes = b"x") -> None:
+        self.of_dialler = Channel(one, b)
+        self.of_listener = Channel(other, a)
+
+
+def _encrypted(
+    node: str, incarnation: int, listed: frozenset[str] | None = None, secret: bytes = b"secret"
+) -> SecretAuthenticator:
+    return SecretAuthenticator(node, incarnation, secret, random=_bytes(node), encrypted=True, listed=lambda: listed)
+
+
+A, B = frozenset({"a"}), frozenset({"b", "other"})
+
+
+def test_agents_in_an_encrypted_connection_know_each_other() -> None:
+    channels = _Channels(A, B)
+    a, b = _encrypted("a", 1, frozenset({"b"})), _encrypted("b", 2, A)
+    dialler, listener = a.dial(b"", 0, 2, channels.of_dialler), b.answer(channels.of_listener)
+    _talk(dialler, listener)
+    assert (dialler.peer.node, listener.peer.node) == ("b", "a")
+    data, answer = a.dial(dialler.session, 1, 2, channels.of_dialler), b.answer(channels.of_listener)
+    _talk(data, answer)
+    assert answer.session == listener.session
+
+
+@pytest.mark.parametrize("secret", [b"secret", b""])
+def test_a_proof_holds_in_its_own_connection_only(secret: bytes) -> None:
+    channels = _Channels(A, B, one=b"to somebody between", other=b"from somebody between")
+    dialler = _encrypted("a", 1, secret=secret).dial(b"", 0, 2, channels.of_dialler)
+    listener = _encrypted("b", 2, secret=secret).answer(channels.of_listener)
+    with pytest.raises(AuthenticationError, match="another secret"):
+        _talk(dialler, listener)
+
+
+@pytest.mark.parametrize(
+    ("certificate", "listed", "here", "there"),
+    [
+        (B, None, "calls itself 'a', and its certificate is for b, other", "its certificate is not for 'a'"),
+        (frozenset(), None, "its certificate is for no node", "its certificate is not for 'a'"),
+        (frozenset({"A", "a.b", "*"}), None, "its certificate is for", "its certificate is not for 'a'"),
+        (A, frozenset({"c"}), "node 'a' is not in the list of peers", "'a' is not in the peer's list"),
+    ],
+)
+def test_the_name_of_a_dialler_is_checked(
+    certificate: frozenset[str], listed: frozenset[str] | None, here: str, there: str
+) -> None:
+    channels = _Channels(certificate, B)
+    dialler = _encrypted("a", 1).dial(b"", 0, 2, channels.of_dialler)
+    listener = _encrypted("b", 2, listed).answer(channels.of_listener)
+    with pytest.raises(AuthenticationError, match=re.escape(here)):
+        _talk(dialler, listener)
+    with pytest.raises(AuthenticationError, match=re.escape(there)):
+        dialler.receive(listener.refusal)
+
+
+@pytest.mark.parametrize(
+    ("certificate", "listed", "here", "there"),
+    [
+        (A, None, "calls itself 'b', and its certificate is for a", "its certificate is not for 'b'"),
+        (B, frozenset({"c"}), "node 'b' is not in the list of peers", "'b' is not in the peer's list"),
+    ],
+)
+def test_the_name_of_a_listener_is_checked(
+    certificate: frozenset[str], listed: frozenset[str] | None, here: str, there: str
+) -> None:
+    channels = _Channels(A, certificate)
+    dialler = _encrypted("a", 1, listed).dial(b"", 0, 2, channels.of_dialler)
+    listener = _encrypted("b", 2).answer(channels.of_listener)
+    challenge = listener.receive(dialler.start())
+    with pytest.raises(AuthenticationError, match=re.escape(here)):
+        dialler.receive(challenge)
+    with pytest.raises(AuthenticationError, match=re.escape(there)):
+        listener.receive(dialler.refusal)
+
+
+def test_an_agent_that_encrypts_takes_no_other_connection() -> None:
+    dialler, listener = _agent("a", 1).dial(b"", 0, 2), _encrypted("b", 2).answer()
+    with pytest.raises(AuthenticationError, match="node 'a' does not use TLS, this agent does"):
+        _talk(dialler, listener)
+    with pytest.raises(AuthenticationError, match="the peer uses TLS, this agent does not"):
+        dialler.receive(listener.refusal)
 
 
 @pytest.mark.parametrize("length", [0, 66, 322, 512, 65535])

@@ -22,6 +22,7 @@ from allreduced.transports.rdma.verbs_port import SendRequest, Verbs
 from allreduced.transports.tcp import TcpTransport
 from allreduced.transports.tcp.conversation import Conversation, declined
 from allreduced.transports.tcp.dial import open_control, streams_of_a_link
+from allreduced.transports.tcp.listener import TcpListener, _Assembly
 from allreduced.transports.tcp.stream import PlainStream
 
 SIDE = Side("ethernet", "roce_v2", bytes(15) + b"\1", 0, 4096, 32, 8192, 7, (PairEnd(17, 5), PairEnd(18, 6)))
@@ -279,6 +280,33 @@ async def test_a_listener_that_knows_tcp_only_says_so() -> None:
     await _close((link, events), await queue.get())
     with pytest.raises(AgentUnavailable, match="uses TCP only"):
         await RdmaTransport(lambda: FakeVerbs(fabric)).connect(f"rdma://{host_port}", Recorder(), options("a", 1))
+    assert queue.empty()
+    assert fabric.leaks() == {}
+    await listener.close()
+
+
+async def test_a_listener_of_an_earlier_version_is_dialled_again_by_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wait_for_data_flows(listener: TcpListener, conversation: object, assembly: _Assembly) -> bool:
+        await assembly.complete
+        return False
+
+    monkeypatch.setattr(TcpListener, "_asks", wait_for_data_flows)
+    fabric = FakeFabric()
+    queue: asyncio.Queue[tuple[Link, Recorder]] = asyncio.Queue()
+
+    def accepted(link: Link) -> LinkEvents:
+        queue.put_nowait((link, recorder := Recorder()))
+        return recorder
+
+    listener = await TcpTransport().listen("tcp://127.0.0.1:0", accepted, options("b", 2))
+    host_port = listener.address.partition("://")[2]
+    events = Recorder()
+    short = _dialler(handshake_timeout=0.3)
+    link = await AutoTransport(lambda: FakeVerbs(fabric)).connect(f"auto://{host_port}", events, short)
+    assert link.fallback_reason == "the other end did not answer the offer of RDMA"
+    await _close((link, events), await queue.get())
+    with pytest.raises(AgentUnavailable, match="no answer in time"):
+        await RdmaTransport(lambda: FakeVerbs(fabric)).connect(f"rdma://{host_port}", Recorder(), short)
     assert queue.empty()
     assert fabric.leaks() == {}
     await listener.close()

@@ -72,7 +72,7 @@ def test_every_setting_is_either_kind_and_every_one_of_the_list_exists() -> None
     assert names >= AT_RUN_TIME
     for name in names:
         section, _, key = name.partition(".")
-        old = settings('[peers]\nlisten = "tcp://127.0.0.1:0"\n')
+        old = settings('[peers]\nlisten = "tcp://127.0.0.1:0"\n[security]\nmode = "mtls"\n')
         part = msgspec.structs.replace(getattr(old, section), **{key: "another"})
         plan = plan_reload(old, msgspec.structs.replace(old, **{section: part}))
         assert [change.setting for change in plan.applied] == ([name] if name in AT_RUN_TIME else [])

@@ -7,6 +7,9 @@ flow gives both sides a key of the session, and its data flows prove that key in
 
 Without a secret the same messages run under an empty key: that keeps out strays and mistakes, not attackers.
 
+In an encrypted connection the proofs also cover its binding, so that they hold nowhere else, and the name that a side
+claims must be one of its certificate's.
+
 A message is ``magic, type u8, body length u16`` and a body, little-endian, at most ``MAX_MESSAGE`` bytes in all.
 """
 
@@ -22,6 +25,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NoReturn
 from weakref import WeakValueDictionary
 
+from allreduced.core.channel import Channel
 from allreduced.core.errors import AllReducedError, AuthenticationError, ProtocolError
 from allreduced.core.identity import PeerIdentity
 
@@ -52,8 +56,17 @@ _T_HELLO, _T_CHALLENGE, _T_PROOF, _T_ACCEPT, _T_REFUSAL = 1, 2, 3, 4, 5
 
 # Reasons of a refusal. They tell nothing that the dialler could not find out by asking.
 _WRONG_SECRET, _SECRET_HERE_ONLY, _SECRET_THERE_ONLY, _VERSION, _SELF, _SESSION_UNKNOWN = 1, 2, 3, 4, 5, 6
+_NOT_ENCRYPTED, _WRONG_NAME, _NOT_LISTED = 7, 8, 9
 
 _SAME_SECRET = "set the same ALLREDUCED_SECRET on all nodes"
+_SAME_MODE = 'set security.mode = "mtls" on all nodes, or on none'
+_RIGHT_NAME = "agent.node must be a DNS name of the certificate: allreduced certs node NAME makes one"
+_IN_THE_LIST = "name all nodes in peers.static, on all nodes, or leave it empty"
+
+_TLS_BEGINS = b"\x16"
+"""How a connection begins that is encrypted; only those come here that should not be."""
+_TLS_ALERT = b"\x15\x03\x03\x00\x02\x02\x46"
+"""What says in TLS that it is not spoken here (alert protocol_version)."""
 
 
 class ConnectedToSelf(ProtocolError):
@@ -82,14 +95,17 @@ class _Setup:
     lowest: int
     highest: int
     random: Callable[[int], bytes]
+    encrypted: bool
+    listed: Callable[[], frozenset[str] | None]
 
 
 class SecretAuthenticator:
     """Makes the handshakes of one agent. Implements ``transports.base.Authenticator``.
 
     ``incarnation``: unsigned 64 bits, another at each start. ``secret``: empty where there is none. ``random(n)``
-    returns ``n`` unpredictable bytes. A link's data flows can be opened while the handshake object of its control flow
-    is referenced by whoever made it.
+    returns ``n`` unpredictable bytes. ``encrypted``: only encrypted connections are taken, and of them only those of
+    nodes that ``listed()`` names, where that is not None. A link's data flows can be opened while the handshake object
+    of its control flow is referenced by whoever made it.
 
     :raises ValueError: the node name is empty or longer than ``MAX_NODE_NAME`` bytes, or the incarnation out of range.
     """
@@ -103,17 +119,21 @@ class SecretAuthenticator:
         random: Callable[[int], bytes] = secrets.token_bytes,
         lowest: int = LOWEST_VERSION,
         highest: int = HIGHEST_VERSION,
+        encrypted: bool = False,
+        listed: Callable[[], frozenset[str] | None] = lambda: None,
     ) -> None:
         name = node.encode()
         if not 0 < len(name) <= MAX_NODE_NAME:
             raise ValueError(f"a node name has 1 to {MAX_NODE_NAME} bytes, this one has {len(name)}")
         if not 0 <= incarnation < 1 << 64:
             raise ValueError(f"an incarnation has 64 bits, this is {incarnation}")
-        self._setup = _Setup(name, incarnation, secret, lowest, highest, random)
+        self._setup = _Setup(name, incarnation, secret, lowest, highest, random, encrypted, listed)
         self._sessions: WeakValueDictionary[bytes, _Session] = WeakValueDictionary()
 
-    def dial(self, session: bytes, flow: int, flows: int) -> DiallerHandshake:
+    def dial(self, session: bytes, flow: int, flows: int, channel: Channel | None = None) -> DiallerHandshake:
         """Return the initiator's side for one flow of a link; ``session`` is empty for the control flow (flow 0).
+
+        ``channel``: the encrypted connection that it runs in.
 
         :raises ValueError: the session is not one that this authenticator finished, or flow and flows do not fit.
         """
@@ -122,11 +142,11 @@ class SecretAuthenticator:
         known = self._sessions.get(session) if flow else None
         if flow and known is None:
             raise ValueError("the session of this data flow is not known")
-        return DiallerHandshake(self._setup, self._sessions, known, flow, flows)
+        return DiallerHandshake(self._setup, self._sessions, known, flow, flows, channel)
 
-    def answer(self) -> ListenerHandshake:
-        """Return the listener's side for one incoming connection."""
-        return ListenerHandshake(self._setup, self._sessions)
+    def answer(self, channel: Channel | None = None) -> ListenerHandshake:
+        """Return the listener's side for one incoming connection; ``channel`` as with ``dial``."""
+        return ListenerHandshake(self._setup, self._sessions, channel)
 
 
 class _Side(abc.ABC):
@@ -138,9 +158,10 @@ class _Side(abc.ABC):
     _role: ClassVar[bytes]
     _other_role: ClassVar[bytes]
 
-    def __init__(self, setup: _Setup, sessions: WeakValueDictionary[bytes, _Session]) -> None:
+    def __init__(self, setup: _Setup, sessions: WeakValueDictionary[bytes, _Session], channel: Channel | None) -> None:
         self._setup = setup
         self._sessions = sessions
+        self._channel = channel
         self._buffer = bytearray()
         self._failed = False
         self._refusal = b""
@@ -221,6 +242,9 @@ class _Side(abc.ABC):
         buffer = self._buffer
         start = min(len(buffer), len(MAGIC))
         if buffer[:start] != MAGIC[:start]:
+            if buffer.startswith(_TLS_BEGINS) and self._channel is None:
+                self._refusal = _TLS_ALERT
+                self._fail(AuthenticationError("the peer uses TLS, this agent does not", hint=_SAME_MODE))
             self._fail(ProtocolError("the other side does not speak the protocol of allreduced agents"))
         if len(buffer) < _HEADER.size:
             return None
@@ -251,9 +275,51 @@ class _Side(abc.ABC):
         except UnicodeDecodeError:
             self._fail(ProtocolError("a handshake message has a node name that is not UTF-8"))
 
+    def _check_name(self, peer: PeerIdentity) -> None:
+        """Check that the other side may bear the name that it claims."""
+        if self._channel is None:
+            if self._setup.encrypted:
+                error = AuthenticationError(f"node {peer.node!r} does not use TLS, this agent does", hint=_SAME_MODE)
+                self._fail(error, _NOT_ENCRYPTED)
+            return
+        if peer.node not in self._channel.names:
+            names = ", ".join(sorted(self._channel.names)) or "no node"
+            error = AuthenticationError(
+                f"the peer calls itself {peer.node!r}, and its certificate is for {names}", hint=_RIGHT_NAME
+            )
+            self._fail(error, _WRONG_NAME)
+        listed = self._setup.listed()
+        if listed is not None and peer.node not in listed:
+            error = AuthenticationError(f"node {peer.node!r} is not in the list of peers", hint=_IN_THE_LIST)
+            self._fail(error, _NOT_LISTED)
+
+    def _refused(self, reason: int, lowest: int, highest: int) -> NoReturn:
+        """Raise what a refusal of the other side means."""
+        if reason == _WRONG_SECRET:
+            self._fail(AuthenticationError("the peer has another secret", hint=_SAME_SECRET))
+        if reason in (_SECRET_HERE_ONLY, _SECRET_THERE_ONLY):
+            self._fail(_secret_missing(here=reason == _SECRET_THERE_ONLY))
+        if reason == _VERSION:
+            self._fail(_version_error(self._setup, lowest, highest))
+        if reason == _SELF:
+            self._fail(_self_error())
+        if reason == _SESSION_UNKNOWN:
+            self._fail(ProtocolError("the peer does not know the link of this data flow any more"))
+        if reason == _NOT_ENCRYPTED:
+            self._fail(AuthenticationError("the peer uses TLS, this agent does not", hint=_SAME_MODE))
+        node = self._setup.node.decode()
+        if reason == _WRONG_NAME:
+            text = f"the peer refuses this agent: its certificate is not for {node!r}, as the agent is called"
+            self._fail(AuthenticationError(text, hint=_RIGHT_NAME))
+        if reason == _NOT_LISTED:
+            text = f"the peer refuses this agent: {node!r} is not in the peer's list"
+            self._fail(AuthenticationError(text, hint=_IN_THE_LIST))
+        self._fail(ProtocolError(f"the peer refused the connection for the unknown reason {reason}"))
+
     def _begin(self, known: _Session | None, hello: bytes, challenge: bytes) -> None:
         """Fix key and transcript, once both first messages are there."""
-        self._transcript = hashlib.sha256(hello + challenge).digest()
+        binding = self._channel.binding if self._channel is not None else b""
+        self._transcript = hashlib.sha256(hello + challenge + binding).digest()
         self._key = known.key if known is not None else _mac(self._setup.secret, b"allreduced control flow")
 
     def _proof(self, role: bytes) -> bytes:
@@ -280,8 +346,9 @@ class DiallerHandshake(_Side):
         known: _Session | None,
         flow: int,
         flows: int,
+        channel: Channel | None,
     ) -> None:
-        super().__init__(setup, sessions)
+        super().__init__(setup, sessions, channel)
         self._known = known
         self._flow = flow
         self._flows = flows
@@ -330,24 +397,12 @@ class DiallerHandshake(_Side):
             self._fail(_self_error())
         if self._known is not None and (name != self._known.name or peer != self._known.peer):
             self._fail(ProtocolError("another agent answered for a data flow than for its control flow"))
+        self._check_name(peer)
         self._claimed = peer
         self._name = name
         self._begin(self._known, self._hello, raw)
         self._expects = {_T_ACCEPT: (_PROOF.size, _PROOF.size), _T_REFUSAL: (_REFUSAL.size, _REFUSAL.size)}
         return _message(_T_PROOF, self._proof(self._role))
-
-    def _refused(self, reason: int, lowest: int, highest: int) -> NoReturn:
-        if reason == _WRONG_SECRET:
-            self._fail(AuthenticationError("the peer has another secret", hint=_SAME_SECRET))
-        if reason in (_SECRET_HERE_ONLY, _SECRET_THERE_ONLY):
-            self._fail(_secret_missing(here=reason == _SECRET_THERE_ONLY))
-        if reason == _VERSION:
-            self._fail(_version_error(self._setup, lowest, highest))
-        if reason == _SELF:
-            self._fail(_self_error())
-        if reason == _SESSION_UNKNOWN:
-            self._fail(ProtocolError("the peer does not know the link of this data flow any more"))
-        self._fail(ProtocolError(f"the peer refused the connection for the unknown reason {reason}"))
 
 
 class ListenerHandshake(_Side):
@@ -356,8 +411,8 @@ class ListenerHandshake(_Side):
     _role = b"listener"
     _other_role = b"dialler"
 
-    def __init__(self, setup: _Setup, sessions: WeakValueDictionary[bytes, _Session]) -> None:
-        super().__init__(setup, sessions)
+    def __init__(self, setup: _Setup, sessions: WeakValueDictionary[bytes, _Session], channel: Channel | None) -> None:
+        super().__init__(setup, sessions, channel)
         self._known: _Session | None = None
         self._flows = 0
         self._name = b""
@@ -369,6 +424,8 @@ class ListenerHandshake(_Side):
         return b""
 
     def _handle(self, kind: int, body: bytes, raw: bytes) -> bytes:
+        if kind == _T_REFUSAL:
+            self._refused(*_REFUSAL.unpack(body))
         if kind == _T_HELLO:
             return self._greeted(body, raw)
         if not hmac.compare_digest(body, self._proof(self._other_role)) or self._claimed is None:
@@ -390,6 +447,7 @@ class ListenerHandshake(_Side):
             self._fail(_version_error(setup, lowest, highest), _VERSION)
         if incarnation == setup.incarnation:
             self._fail(_self_error(), _SELF)
+        self._check_name(peer)
         if bool(secret) != bool(setup.secret):
             here = bool(setup.secret)
             self._fail(_secret_missing(here=here), _SECRET_HERE_ONLY if here else _SECRET_THERE_ONLY)
@@ -413,7 +471,7 @@ class ListenerHandshake(_Side):
         )
         challenge = _message(_T_CHALLENGE, fields + setup.node)
         self._begin(self._known, raw, challenge)
-        self._expects = {_T_PROOF: (_PROOF.size, _PROOF.size)}
+        self._expects = {_T_PROOF: (_PROOF.size, _PROOF.size), _T_REFUSAL: (_REFUSAL.size, _REFUSAL.size)}
         return challenge
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 
-EXTRAS = {"msgspec": "agent", "uvloop": "agent", "sklearn": "demo", "rich": "demo", "shtab": "completion"}
+EXTRAS = {
+    "cryptography": "certs",
+    "msgspec": "agent",
+    "uvloop": "agent",
+    "sklearn": "demo",
+    "rich": "demo",
+    "shtab": "completion",
+}
 """Top-level modules, and the extra of the distribution that brings each."""
 
 

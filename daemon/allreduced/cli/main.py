@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from allreduced.cli import agent, bench, completion, demo, doctor, run, status
+from allreduced.cli import agent, bench, certs, completion, demo, doctor, run, status
 from allreduced.cli.console import complain, explain
 from allreduced.cli.extras import remedy
 from allreduced.core.errors import AllReducedError, UsageError
@@ -65,7 +65,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"allreduced {release()}")
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (agent, run, demo, bench, status, doctor):
+    for command in (agent, run, demo, bench, status, doctor, certs):
         command.add_parser(subparsers)
     completion.add_parser(subparsers, command_line)
     return parser

@@ -102,11 +102,13 @@ class Agent:
         self._options = options
         self._manager = manager
         self._socket = socket
-        self._entrance = Entrance(parts.peers, settings, secret=parts.secret, join=options.join or "")
+        guarded = bool(parts.secret) or parts.credentials is not None
+        self._entrance = Entrance(parts.peers, settings, guarded=guarded, join=options.join or "")
         self._stop = asyncio.Event()
         self._lifetime: Lifetime | None = None
         self._pulse: Pulse | None = None
         self._reloading: Reloading | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._started = False
         self._hung_up = False
         self._signals = 0
@@ -147,6 +149,8 @@ class Agent:
             self._lifetime = Lifetime(self._alone)
             parts.server.report_to(self._lifetime)
         parts.server.serve(bound)
+        if parts.credentials is not None:
+            self._watching = asyncio.get_running_loop().create_task(parts.credentials.watch())
         self._pulse = Pulse(self._manager, self._status)
         readiness.ready(bound.name, address)
         self._manager.ready(self._status())
@@ -189,13 +193,14 @@ class Agent:
         if self._options.reload is None or self._options.private:
             return
         if not os.isatty(0):
+            credentials = self._parts.credentials
             self._reloading = Reloading(
                 self._settings,
                 self._options.reload,
                 self._use_settings,
                 self._manager,
                 self._status,
-                prepare=(self._read_access,),
+                prepare=(self._read_access, *((credentials.prepare,) if credentials is not None else ())),
             )
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
 
@@ -248,6 +253,9 @@ class Agent:
         if self._reloading is not None:
             asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
             await self._reloading.close()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
         parts.status.close()
         await self._entrance.stop()
         # While there are links, the address must not refuse connections, which would prove that this agent is dead.

@@ -34,13 +34,14 @@ TAKE_OVER_PAUSE = 0.25
 class Entrance:
     """Owns the addresses at which other agents reach this one. Use it on one loop.
 
-    ``secret``: the shared one, empty where there is none. ``join``: ``host:port`` where the agents of a job meet.
+    ``guarded``: others must prove that they belong, by a secret or a certificate. ``join``: ``host:port`` where the
+    agents of a job meet.
     """
 
-    def __init__(self, peers: Peers, settings: Settings, *, secret: bytes, join: str) -> None:
+    def __init__(self, peers: Peers, settings: Settings, *, guarded: bool, join: str) -> None:
         self._peers = peers
         self._settings = settings
-        self._secret = secret
+        self._guarded = guarded
         self._join = join
         self._listeners: list[Listener] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,7 +100,7 @@ class Entrance:
     async def _listen(self, address: str) -> Listener:
         parsed = parse_address(address, path="peers.listen", any_port=True)
         local = await stays_here(parsed)
-        check_access(parsed, local=local, secret=self._secret, insecure=self._settings.security.insecure)
+        check_access(parsed, local=local, guarded=self._guarded, insecure=self._settings.security.insecure)
         listener = await self._peers.listen(str(parsed))
         self._listeners.append(listener)
         return listener

@@ -14,6 +14,7 @@ from allreduced.daemon import logs
 from allreduced.daemon.access import access_from
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.carrier import TCP, carried
+from allreduced.daemon.credentials import FileCredentials, files_of
 from allreduced.daemon.driver import Driver
 from allreduced.daemon.engine.engine import Engine
 from allreduced.daemon.engine.limits import Limits as EngineLimits
@@ -44,6 +45,18 @@ MOST_OPERATIONS = 256
 """Operations of which a status report tells: to look at more would hold up those that run."""
 
 
+@dataclass(slots=True)
+class Listed:
+    """The names of the nodes that may be peers under TLS; None where there is no list of them."""
+
+    nodes: frozenset[str] | None = None
+
+    def use_settings(self, settings: Settings) -> None:
+        """Take the list of the settings."""
+        static = settings.peers.static
+        self.nodes = frozenset(peer.node for peer in static) if static else None
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What an agent consists of. ``agent`` starts and ends them. ``threads``: the number of reduction threads."""
@@ -51,6 +64,8 @@ class Parts:
     node: str
     incarnation: int
     secret: bytes
+    credentials: FileCredentials | None
+    listed: Listed
     threads: int
     arenas: ArenaTable
     kernels: NativeKernels
@@ -65,12 +80,16 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
     """Make the parts of an agent. ``tile_bytes``: in place of the setting, for tests; 0 for the setting.
 
     :raises ConfigError: the settings cannot be met on this machine.
-    :raises AuthenticationError: the secret is not safe.
+    :raises AuthenticationError: the secret or the key is not safe, or peers would not accept the certificate.
     :raises AgentUnavailable: the native kernels are missing.
     """
     # Grows with each start, so that others know which of two is the later one.
     incarnation = (time.time_ns() >> 16 << 16) | secrets.randbits(16)
     secret = secret_bytes(settings)
+    files = files_of(settings.security)
+    credentials = FileCredentials(files, node) if files is not None else None
+    listed = Listed()
+    listed.use_settings(settings)
     limits, timing, engine_settings = settings.limits, settings.timing, settings.engine
     total = limits.arena_bytes or default_total()
     carriage = choose(settings, total)
@@ -98,7 +117,10 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
         incarnation,
         _ForLinks(driver, server),
         LinkOptions(
-            authenticator=SecretAuthenticator(node, incarnation, secret),
+            authenticator=SecretAuthenticator(
+                node, incarnation, secret, encrypted=credentials is not None, listed=lambda: listed.nodes
+            ),
+            credentials=credentials,
             flows=settings.peers.flows,
             max_frame=engine_settings.tile_bytes,
             connect_timeout=timing.connect,
@@ -145,7 +167,9 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
     server.use_status(status)
     peers.on_status = status.frame_arrived
     peers.on_load = reach.frame_arrived
-    return Parts(node, incarnation, secret, threads, arenas, kernels, engine, driver, server, peers, status)
+    return Parts(
+        node, incarnation, secret, credentials, listed, threads, arenas, kernels, engine, driver, server, peers, status
+    )
 
 
 def use_settings(parts: Parts, settings: Settings) -> None:
@@ -153,6 +177,7 @@ def use_settings(parts: Parts, settings: Settings) -> None:
     limits = settings.limits
     total = parts.arenas.limits.total
     logs.set_level(settings.agent.log_level)
+    parts.listed.use_settings(settings)
     parts.server.use_limits(_local_limits(limits))
     parts.peers.use_limit(limits.peers)
     parts.arenas.limits = _arena_limits(limits, total)

@@ -77,12 +77,14 @@ async def stays_here(address: Address) -> bool:
     return bool(found) and all(is_loopback(numeric) for numeric in found)
 
 
-def check_access(address: Address, *, local: bool, secret: bytes, insecure: bool) -> None:
+def check_access(address: Address, *, local: bool, guarded: bool, insecure: bool) -> None:
     """Check that others who can reach the address must prove that they belong.
 
-    :raises AuthenticationError: it is reachable from outside, and there is neither a secret nor leave to go without.
+    ``guarded``: they must, by a secret or a certificate.
+
+    :raises AuthenticationError: it is reachable from outside, and there is neither that nor leave to go without.
     """
-    if local or secret or insecure:
+    if local or guarded or insecure:
         return
     everywhere = " (all interfaces)" if is_wildcard(address.host) else ""
     raise AuthenticationError(

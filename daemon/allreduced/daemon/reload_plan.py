@@ -15,6 +15,9 @@ AT_RUN_TIME: frozenset[str] = frozenset(
         "access.users",
         "access.groups",
         "access.job_secrets",
+        "security.ca",
+        "security.certificate",
+        "security.key",
         "limits.arena_bytes_per_client",
         "limits.arena_bytes_per_user",
         "limits.arenas_per_client",
@@ -36,6 +39,7 @@ AT_RUN_TIME: frozenset[str] = frozenset(
 """Settings that a running agent takes over. ``limits.requests``, ``limits.streams``, ``limits.outgoing_*`` and
 ``access`` hold for new connections."""
 
+_CERTIFICATES = frozenset({"security.ca", "security.certificate", "security.key"})
 _SECRETS = frozenset({"security.secret"})
 
 
@@ -83,7 +87,7 @@ def plan_reload(old: Settings, new: Settings) -> ReloadPlan:
             if was == wanted:
                 continue
             setting = f"{name}.{key}"
-            why = _why_not(setting, old)
+            why = _why_not(setting, old, new)
             change = Change(setting, _written(setting, was), _written(setting, wanted), why)
             if setting in AT_RUN_TIME and not why:
                 applied.append(change)
@@ -94,11 +98,13 @@ def plan_reload(old: Settings, new: Settings) -> ReloadPlan:
     return ReloadPlan(msgspec.structs.replace(old, **sections), tuple(applied), tuple(restart))
 
 
-def _why_not(setting: str, old: Settings) -> str:
+def _why_not(setting: str, old: Settings, new: Settings) -> str:
     """Return why a setting that can change at run time cannot this time; empty where it can."""
     peers = old.peers
     if setting == "peers.static" and not (peers.listen or peers.static or peers.dns):
         return "this agent has no peers and listens nowhere"
+    if setting in _CERTIFICATES and (old.security.mode != "mtls" or new.security.mode != "mtls"):
+        return "security.mode is not mtls"
     return ""
 
 

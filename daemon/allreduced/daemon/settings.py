@@ -75,8 +75,17 @@ class Peers(Section, frozen=True):
 
 
 class Security(Section, frozen=True):
-    """Who may be a peer."""
+    """Who may be a peer. With ``mode = "mtls"`` a secret may be given, too."""
 
+    mode: Annotated[
+        Literal["secret", "mtls"],
+        Meta(description="secret: links are authenticated by it; mtls: and encrypted, by TLS 1.3 with certificates"),
+    ] = "secret"
+    ca: Annotated[str, Meta(description="mtls: file with the authorities that sign the certificates of all nodes")] = ""
+    certificate: Annotated[str, Meta(description="mtls: file with this node's certificate; one name is agent.node")] = (
+        ""
+    )
+    key: Annotated[str, Meta(description="mtls: file with its key, which others must not be able to read")] = ""
     secret: Annotated[str, Meta(description="shared by all agents")] = ""
     secret_file: Annotated[str, Meta(description="file with the secret, readable by its owner only")] = ""
     insecure: Annotated[bool, Meta(description="allow peers on other machines without a secret")] = False

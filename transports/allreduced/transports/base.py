@@ -8,10 +8,12 @@ call that causes it. Data never lands in memory that was not posted for it.
 from __future__ import annotations
 
 import abc
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, TypeAlias
 
+from allreduced.core.channel import Channel
 from allreduced.core.errors import AgentUnavailable, AllReducedError
 from allreduced.core.identity import PeerIdentity as PeerIdentity  # also by this name: part of this contract
 from allreduced.transports.rdma.options import RdmaOptions
@@ -214,16 +216,26 @@ class Handshake(Protocol):
 
 
 class Authenticator(Protocol):
-    """Makes the handshakes of one agent; holds its identity and its secret."""
+    """Makes the handshakes of one agent; holds its identity and its secret.
 
-    def dial(self, session: bytes, flow: int, flows: int) -> Handshake:
+    ``channel``: the encrypted connection that a handshake runs in, None for one that is not encrypted.
+    """
+
+    def dial(self, session: bytes, flow: int, flows: int, channel: Channel | None = None) -> Handshake:
         """Return the initiator's side for one flow of a link.
 
         ``session`` is empty for the control flow (flow 0), whose finished handshake then tells the session.
         """
 
-    def answer(self) -> Handshake:
+    def answer(self, channel: Channel | None = None) -> Handshake:
         """Return the listener's side for one incoming connection."""
+
+
+class Credentials(Protocol):
+    """The certificate and the key of one agent, and whose certificates it accepts. They may change at any time."""
+
+    def context(self, *, listening: bool) -> ssl.SSLContext:
+        """Return what the next connection is encrypted with: TLS 1.3, asking for the other side's certificate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +247,8 @@ class LinkOptions:
     """
 
     authenticator: Authenticator
+    credentials: Credentials | None = None
+    """Connections are encrypted where there are some; transports between processes of one machine need not."""
     flows: int = 2
     max_frame: int = 1 << 20
     connect_timeout: float = 5.0

@@ -2,46 +2,76 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
+from typing import Final
 
 from allreduced.core.errors import AllReducedError
-from allreduced.daemon.doctor.finding import Finding, ok, refused, warning
+from allreduced.daemon.credentials import WARN_BEFORE, FileCredentials, files_of
+from allreduced.daemon.doctor.finding import Finding, note, ok, refused, warning
 from allreduced.daemon.settings import Settings, secret_bytes
 
-SUBJECT = "security"
+SUBJECT: Final = "security"
+CERTIFICATE: Final = "certificate"
 
-SHORT_SECRET = 16
+SHORT_SECRET: Final = 16
 """Bytes below which a secret can be guessed."""
 
 
 def examine_security(settings: Settings, *, remote: bool) -> Iterator[Finding]:
-    """Read the secret as the agent does, and yield what is to be said. ``remote``: there are other machines."""
+    """Read secret and certificates as the agent does, and yield what is to be said. ``remote``: on other machines."""
     try:
         secret = secret_bytes(settings)
+        files = files_of(settings.security)
     except AllReducedError as error:
         yield refused(SUBJECT, error)
         return
+    if files is not None:
+        node = settings.agent.node or socket.gethostname()
+        try:
+            expires = FileCredentials(files, node).expires
+        except AllReducedError as error:
+            yield refused(CERTIFICATE, error)
+        else:
+            yield judge_expiry(node, expires - time.time())
+    yield judge_secret(secret, remote=remote, insecure=settings.security.insecure, certificates=files is not None)
+
+
+def judge_expiry(node: str, left: float) -> Finding:
+    """Return what is to be said about a certificate that is in order and holds for ``left`` more seconds. Pure."""
+    days = left / 86400
+    if left < WARN_BEFORE:
+        return warning(
+            CERTIFICATE,
+            f"the certificate of {node} ends in {days:.1f} days",
+            f"allreduced certs node {node}; the agent takes the new files without a restart",
+        )
+    return ok(CERTIFICATE, f"certificate, key and authority of {node} fit each other, for {days:.0f} more days")
+
+
+def judge_secret(secret: bytes, *, remote: bool, insecure: bool, certificates: bool) -> Finding:
+    """Return what is to be said about the shared secret. ``certificates``: links need them, too. Pure."""
     if secret:
-        if len(secret) < SHORT_SECRET:
-            yield warning(
+        if len(secret) < SHORT_SECRET and not certificates:
+            return warning(
                 SUBJECT,
                 f"the secret has {len(secret)} bytes, and whoever can dial an agent can try to guess it",
                 "head -c 32 /dev/urandom | base64 > secret; the same file on all nodes, mode 600",
             )
-        else:
-            yield ok(SUBJECT, f"a shared secret of {len(secret)} bytes; what it is, peers check when they link")
-    elif remote:
-        if settings.security.insecure:
-            yield warning(
-                SUBJECT,
-                "peers on other machines need no secret (security.insecure): whoever reaches the port is an agent",
-                "set security.secret_file on all nodes, and insecure = false",
-            )
-        else:
-            yield warning(
-                SUBJECT,
-                "there is no shared secret, and an agent that other machines can reach will not start without one",
-                "set security.secret_file to the same secret on all nodes",
-            )
-    else:
-        yield ok(SUBJECT, "no secret, and no agents on other machines")
+        return ok(SUBJECT, f"a shared secret of {len(secret)} bytes; whether it is that of the others, links tell")
+    if certificates:
+        return ok(SUBJECT, "links are encrypted, and both ends prove their names")
+    if not remote:
+        return ok(SUBJECT, "no secret, and no listed agents on other machines")
+    if insecure:
+        return warning(
+            SUBJECT,
+            "peers on other machines need no secret (security.insecure): whoever reaches the port is an agent",
+            "set security.secret_file on all nodes, and insecure = false",
+        )
+    return note(
+        SUBJECT,
+        "there is no shared secret; an agent that other machines can reach does not start without one",
+        "set security.secret_file to the same secret on all nodes",
+    )

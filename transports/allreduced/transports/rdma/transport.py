@@ -38,25 +38,49 @@ class _NegotiatingTransport(Transport):
         return await listen(address, accepted, options, self.scheme, self._negotiator)
 
     async def connect(self, address: str, events: LinkEvents, options: LinkOptions) -> Link:
+        try:
+            link = await self._agree(address, options)
+        except _Unanswered as error:
+            if self.required:
+                unavailable(address, error.cause)
+            link = await self._plain(address, options)
+        link.start(events)
+        return link
+
+    async def _agree(self, address: str, options: LinkOptions) -> FlowLink:
+        """Dial, and return the link of the kind that was agreed on, not started."""
         async with streams_of_a_link() as streams:
             opened = await open_control(address, options, streams, self.scheme)
             conversation = Conversation(opened.stream)
-            link: FlowLink
             try:
                 async with asyncio.timeout(options.handshake_timeout):
                     made = await self._negotiator.offer(opened, conversation)
             except ProtocolError as error:
                 raise ProtocolError(f"{address}: {error.message}", hint=error.hint) from error
             except OSError as error:  # TimeoutError is one
-                unavailable(address, error)
+                raise _Unanswered(error) from error
             if isinstance(made, FlowLink):
-                link = made
-            else:
-                conversation.end()
-                link = await finish_over_tcp(opened, streams)
-                link.fallback_reason = made
-        link.start(events)
+                return made
+            conversation.end()
+            link = await finish_over_tcp(opened, streams)
+            link.fallback_reason = made
+            return link
+
+    async def _plain(self, address: str, options: LinkOptions) -> FlowLink:
+        """Dial once more, as somebody who knows TCP only: so does an agent of an earlier version at the other end."""
+        async with streams_of_a_link() as streams:
+            opened = await open_control(address, options, streams, self.scheme)
+            link = await finish_over_tcp(opened, streams)
+        link.fallback_reason = "the other end did not answer the offer of RDMA"
         return link
+
+
+class _Unanswered(Exception):
+    """The connection ended, or nothing more came, in the middle of the negotiation."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 class RdmaTransport(_NegotiatingTransport):

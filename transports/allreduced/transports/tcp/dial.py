@@ -14,8 +14,9 @@ from allreduced.transports.base import Handshake, LinkEvents, LinkOptions
 from allreduced.transports.tcp.address import SCHEME, SockAddr, parse, resolve, text
 from allreduced.transports.tcp.authenticate import authenticate
 from allreduced.transports.tcp.link import TcpLink
+from allreduced.transports.tcp.secure import secured
 from allreduced.transports.tcp.sockets import prepare
-from allreduced.transports.tcp.stream import PlainStream, Stream
+from allreduced.transports.tcp.stream import Stream
 
 
 @dataclass(slots=True)
@@ -143,17 +144,27 @@ async def _authenticated(
     address: str, sock: socket.socket, options: LinkOptions, streams: list[Stream], session: bytes, flow: int
 ) -> tuple[Stream, Handshake]:
     """Own the socket, make one flow of it and return that, which is also appended to ``streams``."""
-    stream: Stream = PlainStream(sock)
-    streams.append(stream)
     try:
         async with asyncio.timeout(options.handshake_timeout):
-            handshake = options.authenticator.dial(session, flow, options.flows)
+            stream = await _stream(sock, options, streams)
+            handshake = options.authenticator.dial(session, flow, options.flows, stream.channel)
             await authenticate(stream, handshake)
     except (AuthenticationError, ProtocolError) as error:
         raise type(error)(f"{address}: {error.message}", hint=error.hint) from error
     except OSError as error:
         unavailable(address, error)
     return stream, handshake
+
+
+async def _stream(sock: socket.socket, options: LinkOptions, streams: list[Stream]) -> Stream:
+    """Return the stream of a connection, also appended to ``streams``; close it where there is none."""
+    try:
+        stream = await secured(sock, options.credentials)
+    except BaseException:
+        sock.close()
+        raise
+    streams.append(stream)
+    return stream
 
 
 def unavailable(address: str, error: OSError) -> NoReturn:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from allreduced.core.accept_budget import AcceptBudget
-from allreduced.core.errors import AllReducedError, ConfigError, ProtocolError
+from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigError, ProtocolError
 from allreduced.core.log_limit import LogLimit
 from allreduced.transports.base import Handshake, LinkAccepted, LinkOptions, Listener
 from allreduced.transports.tcp import wire
@@ -18,6 +18,7 @@ from allreduced.transports.tcp.address import SCHEME, SockAddr, parse, resolve, 
 from allreduced.transports.tcp.authenticate import authenticate
 from allreduced.transports.tcp.conversation import Conversation, decline
 from allreduced.transports.tcp.link import FlowLink, TcpLink
+from allreduced.transports.tcp.secure import secured_or_plain
 from allreduced.transports.tcp.sockets import prepare
 from allreduced.transports.tcp.stream import PlainStream, Stream
 
@@ -25,6 +26,12 @@ _log = logging.getLogger("allreduced.transports.tcp")
 
 _BACKLOG: Final = 256
 _ACCEPTS_PER_WAKE: Final = 32
+REFUSED_AGAIN: Final = 60.0
+"""Seconds in which it is said once that a host is refused for a reason."""
+
+MAX_REFUSED: Final = 256
+"""Hosts and reasons that are remembered for that."""
+
 _PAUSE: Final = 0.5
 """Seconds without accepting after the process ran out of descriptors."""
 
@@ -110,6 +117,8 @@ class TcpListener(Listener):
         self._assemblies: dict[bytes, _Assembly] = {}
         """Authenticated links without all of their data flows, oldest first. As bounded as unfinished handshakes."""
         self._drops = LogLimit(_log)
+        self._refused: dict[tuple[str, str], float] = {}
+        """Hosts whose agents were refused, why, and when that was said."""
         self._budget = AcceptBudget()
         self._paused: asyncio.TimerHandle | None = None
         self._open = True
@@ -172,8 +181,9 @@ class TcpListener(Listener):
         try:
             here = sock.getsockname()  # the system forgets it when the peer resets the connection
             prepare(sock, self._options.max_frame)
-            handshake = self._options.authenticator.answer()
             async with asyncio.timeout(self._options.handshake_timeout):
+                stream = await secured_or_plain(sock, self._options.credentials)
+                handshake = self._options.authenticator.answer(stream.channel)
                 await authenticate(stream, handshake)
             task = asyncio.current_task()
             if task is not None:
@@ -188,6 +198,8 @@ class TcpListener(Listener):
             self._drop(source, "it did not finish its handshake in time")
         except ConnectionError as error:  # the other side thought better of it, as an agent does that stops
             self._drop(source, str(error), logging.INFO)
+        except AuthenticationError as error:
+            self._refuse(source, str(error))
         except (AllReducedError, OSError) as error:
             self._drop(source, str(error))
         except asyncio.CancelledError:
@@ -276,6 +288,15 @@ class TcpListener(Listener):
             await asyncio.wait({asking})
             if not asking.cancelled():
                 asking.exception()  # whoever reads the control flow next finds the same
+
+    def _refuse(self, source: str, reason: str) -> None:
+        """Say once in a while that somebody is refused, who may try again and again."""
+        who = (parse(source, self._scheme)[0], reason)
+        now = self._loop.time()
+        self._refused = {key: at for key, at in self._refused.items() if now - at < REFUSED_AGAIN}
+        if who not in self._refused and len(self._refused) < MAX_REFUSED:
+            self._refused[who] = now
+            self._drop(source, reason)
 
     def _drop(self, source: str, reason: str, level: int = logging.WARNING) -> None:
         self._budget.bad(self._loop.time())

@@ -1,0 +1,178 @@
+"""Credentials of an agent: what is refused, and how files are replaced."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.support.certificates import TestAuthority
+
+from allreduced.core.errors import AuthenticationError, ConfigError
+from allreduced.daemon.credentials import FileCredentials, files_of
+from allreduced.daemon.settings import Security, Settings
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> TestAuthority:
+    return TestAuthority.make(tmp_path / "ours")
+
+
+def test_contexts_speak_tls_1_3_and_ask_for_certificates(authority: TestAuthority) -> None:
+    credentials = authority.credentials("a")
+    for listening in (True, False):
+        context = credentials.context(listening=listening)
+        assert context.minimum_version is ssl.TLSVersion.TLSv1_3
+        assert context.verify_mode is ssl.CERT_REQUIRED
+    assert credentials.context(listening=True).num_tickets == 0
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o601, 0o620, 0o666])
+def test_keys_that_others_may_use_are_refused(authority: TestAuthority, mode: int) -> None:
+    files = authority.issue("a")
+    Path(files.key).chmod(mode)
+    with pytest.raises(AuthenticationError, match=f"mode {mode:03o}") as caught:
+        FileCredentials(files, "a")
+    assert caught.value.hint == f"chmod 600 {files.key}"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o640, 0o440])
+def test_keys_of_the_agent_or_its_group_are_taken(authority: TestAuthority, mode: int) -> None:
+    files = authority.issue("a")
+    Path(files.key).chmod(mode)
+    FileCredentials(files, "a")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("ca", None, "security.ca: .* cannot be read: No such file"),
+        ("key", None, "security.key: .* cannot be read"),
+        ("ca", "nothing", "security.ca: .* does not hold certificates of authorities in PEM"),
+        ("certificate", "nothing", "security.certificate: .* does not hold a certificate in PEM"),
+        ("key", "nothing", "security.key: .* does not hold a key in PEM"),
+    ],
+)
+def test_files_that_are_none(authority: TestAuthority, file: str, content: str | None, says: str) -> None:
+    files = authority.issue("a")
+    path = Path(getattr(files, file))
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=says) as caught:
+        FileCredentials(files, "a")
+    assert caught.value.path == f"security.{file}"
+
+
+def test_a_device_or_a_folder_is_no_file(authority: TestAuthority) -> None:
+    files = authority.issue("a")
+    for path in ("/dev/zero", str(authority.folder)):
+        with pytest.raises(ConfigError, match="is no file"):
+            FileCredentials(replace(files, key=path), "a")
+
+
+def test_certificates_that_peers_would_refuse(authority: TestAuthority, tmp_path: Path) -> None:
+    with pytest.raises(AuthenticationError, match="certificate has expired"):
+        FileCredentials(authority.issue("a", days=-1), "a")
+    with pytest.raises(AuthenticationError, match="not yet valid"):
+        FileCredentials(authority.issue("a", begins_in=timedelta(days=2)), "a")
+    other = TestAuthority.make(tmp_path / "theirs")
+    with pytest.raises(AuthenticationError, match="unable to get local issuer"):
+        FileCredentials(replace(authority.issue("a"), ca=str(other.folder / "ca.pem")), "a")
+    with pytest.raises(ConfigError, match="does not belong to the certificate"):
+        FileCredentials(replace(authority.issue("a"), key=authority.issue("b").key), "a")
+
+
+def test_the_certificate_must_have_the_name_of_the_node(authority: TestAuthority) -> None:
+    FileCredentials(authority.issue("b", "a"), "a")
+    for names in (("b",), ("A",), ("a.cluster",)):
+        with pytest.raises(AuthenticationError, match=f"is for {names[0]}, and this agent is called 'a'"):
+            FileCredentials(authority.issue(*names), "a")
+
+
+def _settings(authority: TestAuthority, node: str = "a") -> Settings:
+    files = authority.issue(node)
+    return Settings(security=Security(mode="mtls", ca=files.ca, certificate=files.certificate, key=files.key))
+
+
+def test_a_reload_takes_new_files_and_a_broken_one_changes_nothing(authority: TestAuthority) -> None:
+    settings = _settings(authority)
+    credentials = authority.credentials("a")
+    old = credentials.context(listening=True)
+    credentials.prepare(settings)()
+    assert credentials.context(listening=True) is not old  # the same files, but they were asked for
+    current = credentials.context(listening=True)
+    Path(settings.security.key).write_text("nothing")
+    with pytest.raises(ConfigError, match="does not hold a key"):
+        credentials.prepare(settings)
+    assert credentials.context(listening=True) is current
+    authority.issue("a", days=100)
+    ends = credentials.expires
+    credentials.prepare(settings)()
+    assert credentials.expires > ends + 60 * 86400
+
+
+def test_files_that_change_are_taken_and_broken_ones_are_told_of_once(
+    authority: TestAuthority, caplog: pytest.LogCaptureFixture
+) -> None:
+    credentials = authority.credentials("a")
+    assert credentials.look() is None
+    files = authority.issue("a", days=50)
+    use = credentials.look()
+    assert use is not None
+    use()
+    assert credentials.look() is None
+    current = credentials.context(listening=False)
+    Path(files.certificate).write_text("nothing")
+    caplog.clear()
+    assert credentials.look() is None
+    assert credentials.look() is None
+    (record,) = caplog.records
+    assert "event=certificate_not_taken in_force=old" in record.message
+    Path(files.ca).unlink()
+    assert credentials.look() is None
+    assert credentials.context(listening=False) is current
+
+
+def test_an_end_that_is_near_is_told(authority: TestAuthority, caplog: pytest.LogCaptureFixture) -> None:
+    FileCredentials(authority.issue("a", days=30), "a")
+    assert not caplog.records
+    FileCredentials(authority.issue("a", days=3), "a")
+    assert "event=certificate_expires" in caplog.text
+    assert "days=3.0" in caplog.text
+
+
+@pytest.mark.parametrize("missing", ["ca", "certificate", "key"])
+def test_all_files_are_needed(missing: str) -> None:
+    security = Security(mode="mtls", ca="c", certificate="d", key="k")
+    assert files_of(security) is not None
+    with pytest.raises(ConfigError) as caught:
+        files_of(msgspec.structs.replace(security, **{missing: ""}))
+    assert caught.value.path == f"security.{missing}"
+
+
+def test_files_without_the_mode_are_a_mistake() -> None:
+    assert files_of(Security()) is None
+    with pytest.raises(ConfigError, match="TLS is not on") as caught:
+        files_of(Security(certificate="x"))
+    assert caught.value.hint == 'security.mode = "mtls"'
+
+
+def test_an_encrypted_key_is_refused_without_asking(authority: TestAuthority) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    files = authority.issue("a")
+    key = serialization.load_pem_private_key(Path(files.key).read_bytes(), None)
+    Path(files.key).write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"password"),
+        )
+    )
+    with pytest.raises(ConfigError, match="cannot ask for its password"):
+        FileCredentials(files, "a")
