@@ -13,7 +13,7 @@ INPUTS ?= 1000000
 SATURATED ?= 600
 JAX ?= jax==0.10.2
 
-.PHONY: help demo test soak fuzz check test-native test-frameworks test-rdma test-systemd test-packaging
+.PHONY: help demo test soak fuzz check test-native test-frameworks test-rdma test-docker test-systemd test-packaging
 .PHONY: bench bench-quick bench-rdma docs format wheel clean
 
 help: ## this list
@@ -29,7 +29,10 @@ demo: $(VENV)/.installed ## train a small network over three agents, and check t
 	$(VENV)/bin/allreduced demo
 
 test: $(VENV)/.installed ## run the tests
-	$(PY) -m pytest --ignore tests/frameworks --ignore tests/rdma --ignore tests/systemd --ignore tests/packaging
+	$(PY) -m pytest --ignore tests/frameworks --ignore tests/rdma --ignore tests/docker --ignore tests/systemd --ignore tests/packaging
+
+test-docker: $(VENV)/.installed ## images and nodes as containers, for which it starts a Docker daemon where none runs (as root)
+	$(PY) -m pytest tests/docker
 
 soak: $(VENV)/.installed ## long runs: OPERATIONS operations, tensors over 4 GiB, KILLS faults, SEEDS simulated clusters
 	SOAK=1 OPERATIONS=$(OPERATIONS) KILLS=$(KILLS) SATURATED=$(SATURATED) $(PY) -m pytest -s tests/soak
@@ -98,10 +101,11 @@ bench-rdma: $(VENV)/.installed ## speed of RDMA beside ib_write_bw and a bare ri
 	$(MAKE) build/limits/rdma_ring
 	$(RDMA_GUEST) 900 -- $(abspath $(PY)) -m benchmarks.rdma
 
-docs: $(VENV)/.installed ## write docs/configuration.md, man pages and the tables of docs/failure.md from the code
+docs: $(VENV)/.installed ## write from the code what of docs/ is made from it, and the man pages
 	$(PY) tools/man_pages.py
 	$(PY) tools/configuration_reference.py
 	$(PY) tools/failure_tables.py
+	$(PY) tools/metrics_reference.py
 
 format: $(VENV)/.installed ## format the Python code
 	$(VENV)/bin/ruff format .

@@ -31,23 +31,27 @@ def main() -> None:
             agent="require",
         )
 
-    comm = joined()
-    done = 0
     said = ""
-    while done < operations:
-        try:
-            result = comm.all_reduce(np.full(1000, rank + 1.0), deadline=SECONDS)
-        except (AgentUnavailable, ClusterError, GroupChanged) as error:
-            line = f"lost {type(error).__name__}"
-            comm.close()
-            comm = joined()
-        else:
-            done += 1
-            line = f"{result[0]:g} {result[-1]:g}"
+
+    def say(line: str) -> None:
+        nonlocal said
         if line != said:
             said = line
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
+
+    comm = joined()
+    done = 0
+    while done < operations:
+        try:
+            result = comm.all_reduce(np.full(1000, rank + 1.0), deadline=SECONDS)
+        except (AgentUnavailable, ClusterError, GroupChanged) as error:
+            say(f"lost {type(error).__name__}")
+            comm.close()
+            comm = joined()
+        else:
+            done += 1
+            say(f"{result[0]:g} {result[-1]:g}")
     comm.close()
 
 

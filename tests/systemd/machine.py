@@ -59,15 +59,15 @@ class Machine:
         """Return the command that runs ``command`` there."""
         return ["nsenter", "-t", str(self._init), "-a", "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", *command]
 
-    def python(self, script: Path, *arguments: str) -> subprocess.Popen[str]:
-        """Start a script of the shared folder there, as the user of the agent; what it writes can be read."""
-        user = ("setpriv", "--pdeathsig", "KILL", "--reuid=allreduced", "--regid=allreduced", "--clear-groups")
+    def python(self, script: Path, *arguments: str, user: str = "allreduced") -> subprocess.Popen[str]:
+        """Start a script of the shared folder there, as a user; its standard output can be read."""
+        group = "nogroup" if user == "nobody" else user
+        change = ("setpriv", "--pdeathsig", "KILL", f"--reuid={user}", f"--regid={group}", "--clear-groups")
         where = ("env", "PYTHONPATH=/opt/packages", "LD_LIBRARY_PATH=/opt/python/lib", "/opt/python/bin/python3", "-P")
         return subprocess.Popen(
-            self.prefix(*user, *where, f"/opt/shared/{script.name}", *arguments),
+            self.prefix(*change, *where, f"/opt/shared/{script.name}", *arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             text=True,
         )
 

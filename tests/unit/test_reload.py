@@ -152,6 +152,17 @@ async def test_files_that_settings_name_are_read_first_and_all_or_nothing_holds(
     assert (reloaded.applied, done) == ([new], ["clients=5"])
 
 
+async def test_a_defect_ends_no_agent_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def prepare(new: Settings) -> Callable[[], None]:
+        nothing: list[None] = []
+        return nothing.pop
+
+    reloaded = Reloaded(settings("[limits]\nclients = 5\n"), prepare=prepare)
+    await reloaded.reload()
+    assert reloaded.reloading.note.startswith("reload failed half-way, restart the agent: IndexError")
+    assert "event=defect handling=reload" in caplog.text
+
+
 async def test_reloads_asked_for_meanwhile_are_one() -> None:
     reloaded = Reloaded(*[Settings()] * 2)
     reloaded.reloading.ask()

@@ -152,10 +152,6 @@ class Agent:
         if parts.credentials is not None:
             self._watching = asyncio.get_running_loop().create_task(parts.credentials.watch())
         self._pulse = Pulse(self._manager, self._status)
-        readiness.ready(bound.name, address)
-        self._manager.ready(self._status())
-        if self._options.on_ready is not None:
-            self._options.on_ready(bound.name, address)
         logger.info(
             "event=ready socket=%s listen=%s threads=%d incarnation=%d",
             bound.name,
@@ -163,6 +159,10 @@ class Agent:
             parts.threads,
             parts.incarnation,
         )
+        readiness.ready(bound.name, address)
+        self._manager.ready(self._status())
+        if self._options.on_ready is not None:
+            self._options.on_ready(bound.name, address)
         self._started = True
         if self._hung_up:
             self._hang_up()

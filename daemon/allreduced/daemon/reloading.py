@@ -99,10 +99,15 @@ class Reloading:
             self._note = f"reload failed, the settings from before are in force: {error!r}"
             logger.exception("event=defect handling=reload")
             return
-        for step in steps:
-            step()
-        self._settings = plan.settings
-        self._apply(plan.settings)
+        try:
+            self._settings = plan.settings
+            for step in steps:
+                step()
+            self._apply(plan.settings)
+        except Exception as error:  # a defect, too; what was put into force stays
+            self._note = f"reload failed half-way, restart the agent: {error!r}"
+            logger.exception("event=defect handling=reload")
+            return
         for change in plan.applied:
             logger.warning("event=setting_changed setting=%s old=%r new=%r", change.setting, change.old, change.new)
         for change in plan.restart:
