@@ -97,9 +97,9 @@ bench-quick: bench-ready ## the same with fewer calls, within 2 minutes
 	$(PY) -m benchmarks.compare --quick
 
 bench-rdma: $(VENV)/.installed ## speed of RDMA beside ib_write_bw and a bare ring, and many kills, in the guest: 10 minutes
-	$(PY) -m tests.rdma.guest prepare
+	$(PY) -m tests.rdma.guest --require prepare
 	$(MAKE) build/limits/rdma_ring
-	$(RDMA_GUEST) 900 -- $(abspath $(PY)) -m benchmarks.rdma
+	$(RDMA_GUEST) 1800 -- $(abspath $(PY)) -m benchmarks.rdma
 
 docs: $(VENV)/.installed ## write from the code what of docs/ is made from it, and the man pages
 	$(PY) tools/man_pages.py
