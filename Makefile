@@ -83,10 +83,11 @@ bench: bench-ready ## speed beside Gloo and physical limits, under 15 minutes (i
 bench-quick: bench-ready ## the same with fewer calls, within 2 minutes
 	$(PY) -m benchmarks.compare --quick
 
-docs: $(VENV)/.installed ## write docs/configuration.md, man pages and the tables of docs/failure.md from the code
+docs: $(VENV)/.installed ## write from the code what of docs/ is made from it, and the man pages
 	$(PY) tools/man_pages.py
 	$(PY) tools/configuration_reference.py
 	$(PY) tools/failure_tables.py
+	$(PY) tools/metrics_reference.py
 
 format: $(VENV)/.installed ## format the Python code
 	$(VENV)/bin/ruff format .
