@@ -13,7 +13,7 @@ INPUTS ?= 1000000
 SATURATED ?= 600
 JAX ?= jax==0.10.2
 
-.PHONY: help demo test soak fuzz check test-native test-frameworks test-systemd test-packaging bench bench-quick docs format wheel clean
+.PHONY: help demo test soak fuzz check test-native test-frameworks test-docker test-systemd test-packaging bench bench-quick docs format wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -28,7 +28,10 @@ demo: $(VENV)/.installed ## train a small network over three agents, and check t
 	$(VENV)/bin/allreduced demo
 
 test: $(VENV)/.installed ## run the tests
-	$(PY) -m pytest --ignore tests/frameworks --ignore tests/systemd --ignore tests/packaging
+	$(PY) -m pytest --ignore tests/frameworks --ignore tests/docker --ignore tests/systemd --ignore tests/packaging
+
+test-docker: $(VENV)/.installed ## images and nodes as containers, for which it starts a Docker daemon where none runs (as root)
+	$(PY) -m pytest tests/docker
 
 soak: $(VENV)/.installed ## long runs: OPERATIONS operations, tensors over 4 GiB, KILLS faults, SEEDS simulated clusters
 	SOAK=1 OPERATIONS=$(OPERATIONS) KILLS=$(KILLS) SATURATED=$(SATURATED) $(PY) -m pytest -s tests/soak
@@ -80,10 +83,11 @@ bench: bench-ready ## speed beside Gloo and physical limits, under 15 minutes (i
 bench-quick: bench-ready ## the same with fewer calls, within 2 minutes
 	$(PY) -m benchmarks.compare --quick
 
-docs: $(VENV)/.installed ## write docs/configuration.md, man pages and the tables of docs/failure.md from the code
+docs: $(VENV)/.installed ## write from the code what of docs/ is made from it, and the man pages
 	$(PY) tools/man_pages.py
 	$(PY) tools/configuration_reference.py
 	$(PY) tools/failure_tables.py
+	$(PY) tools/metrics_reference.py
 
 format: $(VENV)/.installed ## format the Python code
 	$(VENV)/bin/ruff format .

@@ -118,7 +118,7 @@ def _kind(schema: Type, notes: list[dict[str, object]]) -> str:
         item, _ = _plain(schema.item_type)
         if isinstance(item, StructType):
             return f"tables with {' and '.join(f'`{field.name}`' for field in item.fields)}"
-        return "list of whole numbers"
+        return "list of whole numbers" if isinstance(item, IntType) else "list of texts"
     return "text"
 
 

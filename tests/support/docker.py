@@ -25,6 +25,7 @@ COMMAND_SECONDS = 300.0
 _TOOLS = {
     "dockerd": ("docker.io",),
     "docker": ("docker-cli", "docker.io"),
+    "docker-init": ("tini", "docker.io"),
     "docker-compose": ("docker-compose",),
     "unshare": ("util-linux",),
     "setpriv": ("util-linux",),
@@ -102,7 +103,7 @@ def _started(directory: Path) -> Iterator[Docker]:
         *("dockerd", f"--host=unix://{socket}", f"--data-root={directory}/data", f"--exec-root={directory}/exec"),
         *(f"--pidfile={directory}/dockerd.pid", "--bridge=none", f"--cgroup-parent=/{cgroup}"),
     ]
-    script = f"ip link set lo up && exec {shlex.join(daemon)}"
+    script = f"ip link set lo up && exec docker-init -- {shlex.join(daemon)}"  # which takes care of orphans
     isolated = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script]
     with log.open("wb") as output, os.fdopen(reading, "rb") as ended:
         try:

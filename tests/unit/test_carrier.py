@@ -212,7 +212,7 @@ async def test_a_link_by_tcp_where_rdma_was_expected_is_a_warning(caplog: pytest
     lines = [record for record in caplog.records if "event=link_used" in record.getMessage()]
     assert {record.levelno for record in lines} == {logging.WARNING}
     assert {record.getMessage() for record in lines} == {
-        f"event=link_used node={node} data=tcp way={reason!r}" for node in ("a", "b")
+        f"event=link_used peer={node} data=tcp way={reason!r}" for node in ("a", "b")
     }
 
 

@@ -108,7 +108,7 @@ async def test_an_agent_with_the_same_name_is_refused_and_both_logs_say_so(
     a, twin = await make_node("a", 1, listen=listen), await make_node("a", 2, listen=listen)
     with pytest.raises(ConfigError, match="like this one"):
         await reached([a.peers.dial(Target(twin.address))], 10.0)
-    await until_logged(caplog, "event=link_refused node=a", "is the name used twice")
+    await until_logged(caplog, "event=link_refused peer=a", "is the name used twice")
     await until_logged(caplog, "event=not_reached", "is the name used twice")
     await end([a, twin])
 

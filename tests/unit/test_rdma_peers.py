@@ -91,7 +91,7 @@ async def test_two_agents_with_devices_use_them(
     assert told(a) == {"b": ("rdma", BOTH)}
     assert told(b) == {"a": ("rdma", BOTH)}
     assert [peer.remote for peer in a.peers.view()] == [b.address]  # found at an address that tells no transport
-    await until_logged(caplog, "event=link_used node=b data=rdma", BOTH)
+    await until_logged(caplog, "event=link_used peer=b data=rdma", BOTH)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -119,7 +119,7 @@ async def test_an_agent_that_wants_tcp_gets_it_whoever_dials(
     assert (transport_, way.removeprefix("the other end declined: ")) == ("tcp", "the other end uses TCP only")
     assert told(b) == {"a": ("tcp", "")}
     lines = {record.getMessage(): record.levelno for record in caplog.records}
-    assert lines == {f"event=link_used node=b data=tcp way={way!r}": logging.WARNING}  # a expected RDMA
+    assert lines == {f"event=link_used peer=b data=tcp way={way!r}": logging.WARNING}  # a expected RDMA
 
 
 async def test_ports_of_different_mtu_use_the_lower(machines: Callable[..., Machines]) -> None:

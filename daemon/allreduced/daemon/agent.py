@@ -63,7 +63,7 @@ def run_agent(settings: Settings, options: AgentOptions, environ: MutableMapping
     """
     environ = os.environ if environ is None else environ
     node = settings.agent.node or _default_name(private=options.private)
-    logs.configure(settings.agent.log_level, node)
+    logs.configure(settings.agent.log_level, node, settings.agent.log_format, environ)
     readiness = Readiness(options.ready_fd)
     manager = ServiceManager(environ)
     if manager.watchdog is not None:
@@ -141,6 +141,8 @@ class Agent:
         # First, so that a second agent at this socket disturbs nobody; clients wait there until they are accepted.
         bound = self._bind(self._socket) if isinstance(self._socket, str) else self._socket
         try:
+            if parts.monitoring is not None:
+                await parts.monitoring.open()
             address = await self._entrance.open()
         except BaseException:
             bound.close()
@@ -151,6 +153,8 @@ class Agent:
         parts.server.serve(bound)
         if parts.credentials is not None:
             self._watching = asyncio.get_running_loop().create_task(parts.credentials.watch())
+        if parts.monitoring is not None:
+            parts.monitoring.serving()
         self._pulse = Pulse(self._manager, self._status)
         logger.info(
             "event=ready socket=%s listen=%s threads=%d incarnation=%d",
@@ -243,6 +247,8 @@ class Agent:
         self._manager.stopping(
             self._status(), settings.drain_timeout + settings.failure.failure_timeout + CLOSE_TIMEOUT
         )
+        if self._parts.monitoring is not None:
+            self._parts.monitoring.draining()
         self._parts.server.stop_listening()
         await self._parts.driver.drain(settings.drain_timeout)
 
@@ -266,6 +272,8 @@ class Agent:
         parts.kernels.close()
         parts.server.release_memory()
         await parts.arenas.close()
+        if parts.monitoring is not None:
+            await parts.monitoring.close()
         if self._pulse is not None:
             self._pulse.close()
 

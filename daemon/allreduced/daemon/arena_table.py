@@ -68,6 +68,7 @@ class ArenaTable:
         self._numbers = itertools.count(1)
         self._total = 0
         self._inputs = 0
+        self._by_kind = dict.fromkeys(ArenaKind, 0)
         self._by_client: dict[int, set[int]] = {}
         self._by_user: dict[int, int] = {}
         """Bytes of the inputs of each user's clients."""
@@ -81,6 +82,16 @@ class ArenaTable:
     def total_bytes(self) -> int:
         """Bytes that are reserved now, all buffers together."""
         return self._total
+
+    @property
+    def bytes_by_kind(self) -> dict[ArenaKind, int]:
+        """The same, by what the memory is for."""
+        return dict(self._by_kind)
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes that are reserved for inputs of clients now, shared or not; ``limits.inputs`` bounds them."""
+        return self._inputs
 
     def client_bytes(self, client: int) -> int:
         """Return the bytes that are reserved for ``client`` now."""
@@ -130,6 +141,7 @@ class ArenaTable:
         entry = _Entry(number, arena.kind, arena.nbytes, 0, of_client=False, arena=arena, address=arena.address)
         self._entries[number] = entry
         self._total += arena.nbytes
+        self._by_kind[arena.kind] += arena.nbytes
         return number
 
     def _check_input(self, client: int, user: int, nbytes: int) -> None:
@@ -159,6 +171,7 @@ class ArenaTable:
     def _start(self, entry: _Entry, created: Created) -> None:
         self._entries[entry.buffer] = entry
         self._total += entry.nbytes
+        self._by_kind[entry.kind] += entry.nbytes
         if entry.of_client:
             self._inputs += entry.nbytes
             self._by_user[entry.user] = self.user_bytes(entry.user) + entry.nbytes
@@ -281,6 +294,7 @@ class ArenaTable:
     def _forget(self, entry: _Entry) -> None:
         del self._entries[entry.buffer]
         self._total -= entry.nbytes
+        self._by_kind[entry.kind] -= entry.nbytes
         if entry.of_client:
             self._inputs -= entry.nbytes
             self._by_user[entry.user] -= entry.nbytes
@@ -307,6 +321,7 @@ class ArenaTable:
         self._by_client.clear()
         self._by_user.clear()
         self._total = self._inputs = 0
+        self._by_kind = dict.fromkeys(ArenaKind, 0)
         self._executor.shutdown()  # idle by now, so this does not block
 
 

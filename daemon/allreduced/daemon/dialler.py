@@ -62,6 +62,11 @@ class Dialler:
         """True while there is a link to the agent at the target."""
         return not self._away.is_set()
 
+    @property
+    def reached(self) -> bool:
+        """True once there was a link to the agent at the target."""
+        return self._first.done() and not self._first.cancelled() and self._first.result() is None
+
     async def away(self) -> None:
         """Return as soon as the agent at the target is not connected: at once, or when its link ends."""
         await self._away.wait()

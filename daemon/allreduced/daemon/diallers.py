@@ -76,7 +76,7 @@ class Diallers:
             if not address.startswith("inproc://"):
                 parse_address(address)
         except ConfigError as error:
-            logger.warning("event=bad_address node=%s error=%r", node, error.message)
+            logger.warning("event=bad_address peer=%s error=%r", node, error.message)
             return
         # The other one hears of this agent too; one of the two dials first.
         self.dial(Target(address, node, heard=True, patience=self._timing.longest_pause if self._node > node else 0.0))
@@ -140,7 +140,7 @@ async def tried(diallers: Iterable[Dialler], timeout: float) -> None:
             for dialler in diallers:
                 await dialler.first_try()
     except TimeoutError:
-        logger.info("event=not_tried_yet after=%.1fs", timeout)
+        logger.info("event=not_tried_yet seconds=%.1f", timeout)
 
 
 async def reached(diallers: Iterable[Dialler], timeout: float) -> None:
@@ -155,4 +155,4 @@ async def reached(diallers: Iterable[Dialler], timeout: float) -> None:
             for dialler in diallers:
                 await dialler.first_result()
     except TimeoutError:
-        logger.info("event=not_reached_yet after=%.1fs", timeout)
+        logger.info("event=not_reached_yet seconds=%.1f", timeout)

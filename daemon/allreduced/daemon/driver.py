@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from allreduced.core.errors import AgentUnavailable, AllReducedError
 from allreduced.daemon.arena_table import ArenaTable
+from allreduced.daemon.chronicle import Chronicle
 from allreduced.daemon.defects import Action, Event, defect, touched_by_action, touched_by_event
 from allreduced.daemon.engine import actions as engine_actions
 from allreduced.daemon.engine import events as engine_events
@@ -22,7 +23,7 @@ from allreduced.daemon.kernel_port import Kernels
 from allreduced.daemon.lazy_timer import LazyTimer
 from allreduced.daemon.membership import actions as membership_actions
 from allreduced.daemon.membership import events as membership_events
-from allreduced.daemon.ports import ClientPort, EnginePort, MembershipPort, PeerPort, Result
+from allreduced.daemon.ports import ClientPort, EnginePort, MembershipPort, Meter, PeerPort, Result
 from allreduced.protocol.peer import EngineFrame, Fetch, Grant, MoreGrants, Ready
 from allreduced.transports.base import Link
 
@@ -65,6 +66,8 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.now = clock
+        self.meter: Meter | None = None
+        """Is told how each call ends; None where nobody counts."""
         self._engine = engine
         self._membership = membership
         self._kernels = kernels
@@ -77,7 +80,8 @@ class Driver:
         self._engine_timer = LazyTimer(clock, lambda: self.engine_event(engine_events.TimePassed()))
         self._membership_timer = LazyTimer(clock, lambda: self.membership_event(membership_events.TimePassed()))
         self._groups: dict[int, engine_events.GroupStarted] = {}
-        self._submitted: set[tuple[int, int]] = set()
+        self._submitted: dict[tuple[int, int], engine_events.Submitted] = {}
+        self._chronicle = Chronicle()
         self._jobs: dict[int, int] = {}  # job to the buffer that it writes
         self._posted: dict[int, _Posted] = {}
         self._outgoing: dict[int, _Outgoing] = {}
@@ -161,9 +165,9 @@ class Driver:
         """Give the engine an event; its actions are done on return, unless this was called from within an action."""
         if type(event) is engine_events.Submitted:
             if self._draining:
-                self._clients.failed(event.client, event.request, _stopping())
+                self._call_failed(event, _stopping())
                 return
-            self._submitted.add((event.client, event.request))
+            self._submitted[event.client, event.request] = event
         self._queue.append((self._engine.handle, event))
         if not self._busy:
             self._run()
@@ -181,7 +185,7 @@ class Driver:
         """Take the link's callback: bytes landed in a posted receive."""
         posted = self._posted.get(receive)
         if posted is None or posted.link is not link:
-            logger.error("event=bytes_not_posted receive=%d node=%s", receive, link.peer.node)
+            logger.error("event=bytes_not_posted receive=%d peer=%s", receive, link.peer.node)
             return
         posted.remaining -= nbytes
         if posted.remaining <= 0:
@@ -355,8 +359,11 @@ class Driver:
                 yield Grant(grant.receive, grant.step, grant.block, grant.first, grant.tiles, posted.token)
 
     def _deliver(self, action: engine_actions.Deliver) -> None:
-        if not self._ends(action.client, action.request):
+        call = self._ends(action.client, action.request)
+        if call is None:
             return
+        if self.meter is not None:
+            self.meter.delivered(call, action.elapsed)
         region, lease = action.region, action.lease
         data, buffer, offset, nbytes = None, -1, 0, 0
         if region is not None:
@@ -371,17 +378,22 @@ class Driver:
             data.release()
 
     def _fail(self, action: engine_actions.Fail) -> None:
-        if self._ends(action.client, action.request):
-            self._clients.failed(action.client, action.request, action.error)
+        call = self._ends(action.client, action.request)
+        if call is not None:
+            self._call_failed(call, action.error)
 
-    def _ends(self, client: int, request: int) -> bool:
-        """Note the end of an operation; False if it ended before, which would be a defect."""
-        try:
-            self._submitted.remove((client, request))
-        except KeyError:
+    def _call_failed(self, call: engine_events.Submitted, error: AllReducedError) -> None:
+        self._chronicle.failed(call, error)
+        if self.meter is not None:
+            self.meter.failed(call, error)
+        self._clients.failed(call.client, call.request, error)
+
+    def _ends(self, client: int, request: int) -> engine_events.Submitted | None:
+        """Note the end of a call and return it; None if it ended before, which would be a defect."""
+        call = self._submitted.pop((client, request), None)
+        if call is None:
             logger.error("event=ended_twice client=%d request=%d", client, request)
-            return False
-        return True
+        return call
 
     def _give_up(self, action: engine_actions.GiveUp) -> None:
         self.membership_event(membership_events.GiveUp(action.group, action.error))
@@ -400,6 +412,7 @@ class Driver:
             self._groups[event.group] = event
         elif isinstance(event, engine_events.GroupForgotten):
             self._groups.pop(event.group, None)
+        self._chronicle.told(event)
         # At once, for what the engine says about it must go out before what the memberships say next: that a rank
         # left, say, when others must know first what it had called.
         self._handle(self._engine.handle, event)
@@ -415,9 +428,9 @@ class Driver:
         self._break_groups(touched_by_event(event, self._groups), error)
         match event:
             case engine_events.Submitted(client=client, request=request):
-                if (client, request) in self._submitted:
-                    self._submitted.discard((client, request))
-                    self._clients.failed(client, request, error)
+                call = self._submitted.pop((client, request), None)
+                if call is not None:
+                    self._call_failed(call, error)
             case membership_events.ClientJoining(client=client, request=request):
                 self._clients.failed(client, request, error)
             case _:
@@ -447,6 +460,7 @@ class Driver:
             started = self._groups.pop(group, None)
             if started is None:
                 continue
+            self._chronicle.broken(group, error)
             self.engine_event(engine_events.GroupBroken(group, error))
             self._clients.group_ended(tuple(started.local.values()), group, error)
             self.membership_event(membership_events.GiveUp(group, error))

@@ -1,26 +1,71 @@
-"""Logging of the agent, set up in one place: one line of ``key=value`` per event, on standard error."""
+"""Logging of the agent, set up in one place: on standard error, or with fields in systemd's journal.
+
+``docs/monitoring.md`` tells the form of the lines.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from collections.abc import Mapping
+from typing import Final, Literal, TypeAlias
+
+from allreduced.core.log_limit import DROPPED
+from allreduced.daemon.log.formats import JsonFormatter, TextFormatter
+from allreduced.daemon.log.journal import JournalHandler, is_on_journal
+from allreduced.daemon.log.limit import LineLimit
+
+Format: TypeAlias = Literal["text", "json"]
+
+OURS: Final = "allreduced"
+"""The logger above all of ours."""
 
 
-def configure(level: str, node: str) -> None:
-    """Log ``allreduced.*`` from ``level`` on, everything else from warnings on."""
-    handler = logging.StreamHandler(sys.stderr)
-    name = node.replace("%", "%%")
-    handler.setFormatter(
-        logging.Formatter(
-            f"%(asctime)s.%(msecs)03d %(levelname)s node={name} %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S"
-        )
-    )
+def configure(level: str, node: str, style: Format = "text", environ: Mapping[str, str] | None = None) -> None:
+    """Log ``allreduced.*`` from ``level`` on, everything else from warnings on.
+
+    ``style``: lines for people, or an object of JSON each. Lines for people go to the journal with fields where
+    standard error is the journal's.
+    """
+    stream: logging.Handler = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(JsonFormatter(node) if style == "json" else TextFormatter(node))
+    on_journal = style == "text" and is_on_journal(os.environ if environ is None else environ)
+    handler = JournalHandler(node, stream) if on_journal else stream
+    handler.addFilter(LineLimit(_number(level)))
     root = logging.getLogger()
+    for old in root.handlers:
+        if isinstance(old, JournalHandler):
+            old.close()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     set_level(level)
 
 
 def set_level(level: str) -> None:
-    """Log ``allreduced.*`` from ``level`` on from now on."""
-    logging.getLogger("allreduced").setLevel(level.upper())
+    """Log ``allreduced.*`` from ``level`` on, from now on: "debug", "info", "warning" or "error".
+
+    Warnings are counted for the metrics whatever the level is.
+    """
+    number = _number(level)
+    for limit in _limits():
+        limit.level = number
+    logging.getLogger(OURS).setLevel(min(number, logging.WARNING))
+
+
+def line_counts() -> list[tuple[int, str, int, int]]:
+    """Return (level, event, lines, lines of them that were not written); nothing about lines for debugging."""
+    lines, dropped = DROPPED.copy(), DROPPED.copy()
+    for limit in _limits():
+        lines.update(limit.lines)
+        dropped.update(limit.dropped)
+    return [(*key, lines[key], dropped[key]) for key in sorted({*lines, *dropped})]
+
+
+def _limits() -> list[LineLimit]:
+    handlers = logging.getLogger().handlers
+    return [limit for handler in handlers for limit in handler.filters if isinstance(limit, LineLimit)]
+
+
+def _number(level: str) -> int:
+    return logging.getLevelNamesMapping()[level.upper()]

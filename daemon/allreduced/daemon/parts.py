@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from allreduced.core.errors import AgentUnavailable, ConfigError
 from allreduced.core.release import release
@@ -18,13 +19,14 @@ from allreduced.daemon.credentials import FileCredentials, files_of
 from allreduced.daemon.driver import Driver
 from allreduced.daemon.engine.engine import Engine
 from allreduced.daemon.engine.limits import Limits as EngineLimits
-from allreduced.daemon.kernel_port import NativeKernels
+from allreduced.daemon.kernel_port import Kernels, NativeKernels
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.local_server import LocalServer
 from allreduced.daemon.membership.events import Event as MembershipEvent
 from allreduced.daemon.membership.events import FrameArrived
 from allreduced.daemon.membership.membership import Membership
 from allreduced.daemon.memory_share import default_total
+from allreduced.daemon.metrics.assembly import metered, monitoring
 from allreduced.daemon.peers import Peers
 from allreduced.daemon.process_state import process_state
 from allreduced.daemon.rdma_use import choose
@@ -37,6 +39,9 @@ from allreduced.protocol.peer import Announce
 from allreduced.protocol.status import AgentReport
 from allreduced.transports.base import LinkOptions
 from allreduced.transports.registry import transport
+
+if TYPE_CHECKING:
+    from allreduced.daemon.metrics.monitoring import Monitoring
 
 MAX_THREADS = 4
 """Reduction threads where the settings do not say; memory bandwidth is used up by then."""
@@ -59,7 +64,10 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an agent consists of. ``agent`` starts and ends them. ``threads``: the number of reduction threads."""
+    """What an agent consists of. ``agent`` starts and ends them. ``threads``: the number of reduction threads.
+
+    ``monitoring``: None where the settings ask for no metrics.
+    """
 
     node: str
     incarnation: int
@@ -68,12 +76,13 @@ class Parts:
     listed: Listed
     threads: int
     arenas: ArenaTable
-    kernels: NativeKernels
+    kernels: Kernels
     engine: Engine
     driver: Driver
     server: LocalServer
     peers: Peers
     status: StatusService
+    monitoring: Monitoring | None
 
 
 def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
@@ -95,7 +104,9 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
     carriage = choose(settings, total)
     arenas = ArenaTable(_arena_limits(limits, total))
     threads = engine_settings.threads or min(len(engine_settings.cpus) or len(os.sched_getaffinity(0)), MAX_THREADS)
-    kernels = _kernels(threads, engine_settings.cpus, engine_settings.nice)
+    native = _kernels(threads, engine_settings.cpus, engine_settings.nice)
+    counted = metered(native) if settings.metrics.listen else None
+    kernels: Kernels = counted or native
     engine = Engine(node, _engine_limits(settings, total))
     membership = Membership(
         node, incarnation, tile_bytes or engine_settings.tile_bytes, lambda: secrets.randbits(63), timing
@@ -167,8 +178,33 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
     server.use_status(status)
     peers.on_status = status.frame_arrived
     peers.on_load = reach.frame_arrived
+    watched = None
+    if counted is not None:
+        watched = monitoring(
+            node,
+            settings,
+            engine=engine,
+            driver=driver,
+            server=server,
+            arenas=arenas,
+            kernels=counted,
+            peers=peers,
+        )
     return Parts(
-        node, incarnation, secret, credentials, listed, threads, arenas, kernels, engine, driver, server, peers, status
+        node=node,
+        incarnation=incarnation,
+        secret=secret,
+        credentials=credentials,
+        listed=listed,
+        threads=threads,
+        arenas=arenas,
+        kernels=kernels,
+        engine=engine,
+        driver=driver,
+        server=server,
+        peers=peers,
+        status=status,
+        monitoring=watched,
     )
 
 

@@ -225,7 +225,7 @@ class PeerLink(LinkEvents):
         try:
             return decode(payload)
         except ProtocolError as error:
-            logger.warning("event=bad_frame node=%s error=%r", self.node, error.message)
+            logger.warning("event=bad_frame peer=%s error=%r", self.node, error.message)
             self.link.abort(error)
             return None
 

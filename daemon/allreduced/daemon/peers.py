@@ -33,6 +33,7 @@ from allreduced.daemon.membership.liveness import Liveness, Look, Verdict
 from allreduced.daemon.peer_link import LinkOwner, LinkSink, LinkState, PeerLink, Target
 from allreduced.daemon.ports import ReachablePeer
 from allreduced.daemon.timing import Timing
+from allreduced.daemon.traffic import Traffic
 from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, LoadFrame, PeerTable, StatusFrame
 from allreduced.transports.base import Link, LinkEvents, LinkOptions, Listener, Transport, is_refusal
 from allreduced.transports.registry import scheme_of
@@ -89,6 +90,7 @@ class Peers(LinkOwner):
         self._up: dict[str, PeerLink] = {}
         self._liveness = Liveness(timing)
         self._watch = LinkWatch(self._liveness, timing, sink, self._up, self._looked)
+        self.traffic = Traffic()
         self._lost: dict[str, tuple[float, str]] = {}
         """By node: since when there is no link to it any more, and why."""
         self._links: set[PeerLink] = set()
@@ -154,6 +156,23 @@ class Peers(LinkOwner):
         if self._problem:
             unnamed.append(("", self._problem))
         return (*sorted(found.items()), *unnamed)
+
+    def never_reached(self) -> tuple[str, ...]:
+        """Return the listed agents to which there was never a link, by address."""
+        return tuple(
+            dialler.target.address
+            for dialler in self._diallers.active
+            if not (dialler.target.heard or dialler.reached or dialler.node in self._up or dialler.node in self._lost)
+        )
+
+    def lost(self) -> tuple[str, ...]:
+        """Return the agents that had a link and have none now, unless they left in order."""
+        now = self.sink.now()
+        return tuple(node for node, (at, _) in sorted(self._lost.items()) if now - at < LOST_SHOWN)
+
+    def links(self) -> tuple[Link, ...]:
+        """Return all links that are open, those that are not chosen too."""
+        return tuple(link.link for link in self._links if link.state is not LinkState.NEW)
 
     def wanted(self) -> tuple[tuple[str, str], ...]:
         """Return (node, address) of the agents that are dialled and have no link; the node may be empty."""
@@ -308,18 +327,19 @@ class Peers(LinkOwner):
 
     def turned_away(self, link: PeerLink, reason: str) -> None:
         """Take note that the other agent does not want a candidate, and why."""
-        self._log.warning("event=turned_away node=%s reason=%r", link.node, reason)
+        self._log.warning("event=turned_away peer=%s reason=%r", link.node, reason)
         self._over(link)
 
     def said_goodbye(self, link: PeerLink, reason: str) -> None:
         """Take note that the peer leaves; the link that is used ends soon."""
         if reason != STOPS:
-            self._log.warning("event=turned_away node=%s reason=%r", link.node, reason)
+            self._log.warning("event=turned_away peer=%s reason=%r", link.node, reason)
         self._liveness.goodbye(link.node, self.sink.now())
 
     def ended(self, link: PeerLink, error: AllReducedError | None) -> None:
         """Take note of a link's end: one that was used is dialled again."""
         self._links.discard(link)
+        self.traffic.ended(link.link, orderly=link.state is not LinkState.CHOSEN or link.goodbye or self._closing)
         if link.state is LinkState.CHOSEN:
             self._watch.note(link.node)
             self._retire(link)
@@ -354,18 +374,18 @@ class Peers(LinkOwner):
     def _log_carrier(self, link: PeerLink) -> None:
         scheme, way = carrier(link.link)
         level = logging.WARNING if self._rdma_expected and link.link.fallback_reason else logging.INFO
-        logger.log(level, "event=link_used node=%s data=%s way=%r", link.node, scheme, way)
+        logger.log(level, "event=link_used peer=%s data=%s way=%r", link.node, scheme, way)
 
     def _refuse(self, link: PeerLink, reason: str) -> None:
         """Drop a link that is not used, which is nobody's fault."""
-        logger.debug("event=link_refused node=%s reason=%r", link.node, reason)
+        logger.debug("event=link_refused peer=%s reason=%r", link.node, reason)
         self._over(link)
         link.link.abort(AgentUnavailable(f"the link to agent {link.node!r} is not used: {reason}"))
 
     def _turn_away(self, link: PeerLink, reason: str) -> None:
         """Drop a link that there should not be, and let both logs tell why."""
         address = link.link.remote_address
-        self._log.warning("event=agent_refused node=%s address=%s reason=%r", link.node, address, reason)
+        self._log.warning("event=agent_refused peer=%s address=%s reason=%r", link.node, address, reason)
         link.send(Goodbye(reason))
         self._over(link)
         task = asyncio.get_running_loop().create_task(link.link.close(min(self._timing.connect, LONGEST_FAREWELL)))
@@ -433,13 +453,13 @@ class Peers(LinkOwner):
             self._note_lost(verdict)
             match verdict:
                 case PeerUp():
-                    logger.info("event=peer_up node=%s incarnation=%d", node, verdict.incarnation)
+                    logger.info("event=peer_up peer=%s incarnation=%d", node, verdict.incarnation)
                 case LinkLost():
-                    logger.warning("event=link_lost node=%s reason=%r", node, verdict.reason)
+                    logger.warning("event=link_lost peer=%s reason=%r", node, verdict.reason)
                 case PeerDown(error=None):
-                    logger.info("event=peer_left node=%s", node)
+                    logger.info("event=peer_left peer=%s", node)
                 case PeerDown(error=AllReducedError() as error, proven=proven):
-                    logger.warning("event=peer_lost node=%s proven=%s error=%r", node, proven, error.message)
+                    logger.warning("event=peer_lost peer=%s proven=%s error=%r", node, proven, error.message)
             if self._liveness.state(node) is None:
                 self._diallers.forget(node)
             self.sink.membership_event(verdict)
@@ -454,6 +474,7 @@ class Peers(LinkOwner):
                 lost[node] = self.sink.now(), "its link ended"
             case PeerDown(node=node, error=AllReducedError() as error):
                 lost[node] = self.sink.now(), error.message
+                self.traffic.lost(node)
         while len(lost) > MAX_LOST:
             del lost[next(iter(lost))]
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from allreduced.core.errors import AllReducedError
 from allreduced.daemon.engine.actions import Action as EngineAction
 from allreduced.daemon.engine.events import Event as EngineEvent
-from allreduced.daemon.engine.events import GroupStarted
+from allreduced.daemon.engine.events import GroupStarted, Submitted
 from allreduced.daemon.membership.actions import Action as MembershipAction
 from allreduced.daemon.membership.events import Event as MembershipEvent
 from allreduced.protocol.peer import Frame
@@ -100,6 +100,16 @@ class MembershipPort(Protocol):
 
     def handle(self, event: MembershipEvent, now: float) -> Sequence[MembershipAction]:
         """Return what is to be done, in order."""
+
+
+class Meter(Protocol):
+    """Who counts how calls end."""
+
+    def delivered(self, call: Submitted, elapsed: float) -> None:
+        """Take note of a call that ended well, ``elapsed`` seconds after it was made."""
+
+    def failed(self, call: Submitted, error: AllReducedError) -> None:
+        """Take note of a call that failed."""
 
 
 class EventSink(Protocol):

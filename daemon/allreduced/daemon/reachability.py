@@ -89,7 +89,8 @@ def check_access(address: Address, *, local: bool, guarded: bool, insecure: bool
     everywhere = " (all interfaces)" if is_wildcard(address.host) else ""
     raise AuthenticationError(
         f"{address}{everywhere} can be reached from other machines, and there is no shared secret",
-        hint="set the same ALLREDUCED_SECRET on all nodes, or ALLREDUCED_INSECURE=1 in a network that you trust",
+        hint="set the same ALLREDUCED_SECRET on all nodes, or give them certificates (security.mode), or set"
+        " ALLREDUCED_INSECURE=1 in a network that you trust",
     )
 
 

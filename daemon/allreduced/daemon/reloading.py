@@ -111,9 +111,9 @@ class Reloading:
         for change in plan.applied:
             logger.warning("event=setting_changed setting=%s old=%r new=%r", change.setting, change.old, change.new)
         for change in plan.restart:
-            why = f" why={change.why!r}" if change.why else ""
             logger.warning(
-                "event=restart_needed setting=%s in_force=%r new=%r%s", change.setting, change.old, change.new, why
+                "event=restart_needed setting=%s in_force=%r new=%r why=%r",
+                *(change.setting, change.old, change.new, change.why),
             )
         waiting = ", ".join(change.setting for change in plan.restart)
         self._note = f"restart needed for {waiting}" if waiting else ""

@@ -44,6 +44,9 @@ class Agent(Section, frozen=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe line that is logged")
     ] = "warning"
+    log_format: Annotated[
+        Literal["text", "json"], Meta(description="lines of key=value, or an object of JSON each")
+    ] = "text"
     loop: Annotated[Literal["auto", "uvloop", "asyncio"], Meta(description="event loop; auto: asyncio's")] = "auto"
 
 
@@ -172,6 +175,20 @@ class Failure(Section, frozen=True):
     ] = 300.0
 
 
+class Metrics(Section, frozen=True):
+    """Metrics for Prometheus and the agent's health, over HTTP: ``/metrics``, ``/healthz``, ``/readyz``."""
+
+    listen: Annotated[
+        str, Meta(description="host:port, or a port alone for the loopback interface; empty: nothing is served")
+    ] = ""
+    hosts: Annotated[
+        tuple[str, ...], Meta(description="host names that requests may use, besides loopback's and the address itself")
+    ] = ()
+    groups: Annotated[
+        int, Meta(ge=0, le=1024, description="groups that have series of their own, with the names of job and group")
+    ] = 32
+
+
 class Rdma(Section, frozen=True):
     """Data over RDMA, where ``peers.transport`` allows it. Control frames and authentication stay on TCP."""
 
@@ -212,6 +229,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine: Engine = Engine()
     limits: Limits = Limits()
     failure: Failure = Failure()
+    metrics: Metrics = Metrics()
 
     @property
     def timing(self) -> Timing:
@@ -290,6 +308,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "engine": Engine,
     "limits": Limits,
     "failure": Failure,
+    "metrics": Metrics,
 }
 """The sections by name."""
 

@@ -16,6 +16,7 @@ import msgspec
 from allreduced.core.addresses import parse_address, parse_socket
 from allreduced.core.errors import ConfigError
 from allreduced.daemon.dns_discovery import parse_name
+from allreduced.daemon.metrics.address import listen_address
 from allreduced.daemon.settings import CONFIG_VERSION, SECTIONS, Settings, is_size, metas_of
 from allreduced.daemon.sizes import parse_size, size_text
 from allreduced.transports.registry import schemes
@@ -273,6 +274,11 @@ def _check(settings: Settings, places: Mapping[str, str]) -> None:
         check_address("peers.listen", peers.listen, any_port=True)
     if peers.advertise:
         check_address("peers.advertise", peers.advertise)
+    if settings.metrics.listen:
+        try:
+            listen_address(settings.metrics.listen)
+        except ConfigError as error:
+            raise wrong("metrics.listen", error.message, error.hint) from error
     if peers.dns:
         try:
             name = parse_name(peers.dns)

@@ -122,7 +122,7 @@ class StatusService:
             try:
                 report = self._report(frame.uid)
             except Exception:  # must not end the link, over which jobs run
-                logger.exception("event=defect handling=%s node=%s", frame, node)
+                logger.exception("event=defect handling=%s peer=%s", frame, node)
                 return
             if frame.probe and self._probe is not None:
                 self._spawn(self._answer_probed(node, frame, report))

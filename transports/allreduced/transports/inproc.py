@@ -262,7 +262,7 @@ class InprocTransport(Transport):
         try:
             far.start(listener.accepted(far))
         except Exception as error:  # whatever it raises refuses the link
-            _log.warning("event=link_refused node=%s error=%s", far.peer.node, error)
+            _log.warning("event=link_refused peer=%s error=%s", far.peer.node, error)
             far.broken("it was refused here")
         return link
 

@@ -271,7 +271,7 @@ class QueuedLink(Link):
         try:
             callback()
         except Exception as error:
-            _log.exception("event=link_owner_failed node=%s address=%s", self.peer.node, self.remote_address)
+            _log.exception("event=link_owner_failed peer=%s address=%s", self.peer.node, self.remote_address)
             failure = InternalError(f"the owner of the link to node {self.peer.node!r} failed: {error!r}")
             failure.__cause__ = error
             self.end(failure)

@@ -53,6 +53,7 @@ from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.matching import Matching
 from allreduced.daemon.engine.memory import Memory
 from allreduced.daemon.engine.operation import STARTED, Operation, State
+from allreduced.daemon.engine.reading import Reading, take_reading
 from allreduced.daemon.engine.snapshot import Snapshot, take_snapshot
 from allreduced.daemon.engine.timers import Timed, Timers
 from allreduced.daemon.engine.verdict import LastWords
@@ -165,6 +166,11 @@ class Engine:
         each = None if most is None else max(most // max(len(groups), 1), 1)
         at = max(now, context.now)
         return take_snapshot(context, groups, self._memory, self._leases, len(self._early), at, each)
+
+    def reading(self, most: int, now: float) -> Reading:
+        """Return the numbers for metrics at ``now``, with those of at most ``most`` groups."""
+        groups, memory, leases = self._groups, self._memory, self._leases
+        return take_reading(groups.values(), len(groups), most, now, reserved=memory.reserved, leased=leases.nbytes)
 
     def _group_started(self, event: GroupStarted) -> None:
         if event.group in self._groups:

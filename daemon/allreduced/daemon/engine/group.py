@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from allreduced.core.errors import AllReducedError
 from allreduced.daemon.engine.events import GroupStarted
+from allreduced.daemon.engine.lateness import Lateness
 from allreduced.daemon.engine.operation import Operation
 from allreduced.protocol.change import Change
 from allreduced.protocol.peer import Fingerprint
@@ -49,6 +50,7 @@ class Group:
         "gone",
         "keeper",
         "key",
+        "lateness",
         "left",
         "local",
         "me",
@@ -80,6 +82,7 @@ class Group:
         self.ranks = self.me.ranks
         self.place = {rank: index for index, rank in enumerate(self.ranks)}
         self.size = started.size
+        self.lateness = Lateness(len(self.ranks))
         self.member_of = {member.node: index for index, member in enumerate(started.members) if index != started.mine}
         self.others = tuple(self.member_of.items())
         """(node, member index) of the other members, in order."""

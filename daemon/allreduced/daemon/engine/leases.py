@@ -25,6 +25,11 @@ class Leases:
         self._by_client: dict[int, dict[int, Holder]] = {}
         self._bytes: dict[int, int] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the results that clients hold, counted once per lease."""
+        return sum(self._bytes.values())
+
     def over_quota(self, client: int, nbytes: int) -> tuple[str, int, int] | None:
         """Return (setting, held, limit) where a result of ``nbytes`` more is too much for the client, else None.
 

@@ -113,6 +113,7 @@ class Matching:
         operation.submits[place] = submit
         operation.times[place] = context.now
         operation.missing -= 1
+        group.lateness.called(place, context.now - operation.known, last=operation.missing == 0)
         self._take_time(operation, submit)
         if operation.priority < submit.priority or operation.missing + 1 == len(operation.submits):
             operation.priority = submit.priority
@@ -291,7 +292,7 @@ class Matching:
         self._context.out.append(Fail(submit.client, submit.request, error))
 
     def _open(self, group: Group, name: str, use: int) -> Operation:
-        operation = Operation(group, name, use, self._context.number())
+        operation = Operation(group, name, use, self._context.number(), self._context.now)
         group.operations[name, use] = operation
         return operation
 

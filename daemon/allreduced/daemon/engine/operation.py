@@ -137,6 +137,7 @@ class Operation:
         "group",
         "holder",
         "holders",
+        "known",
         "missing",
         "name",
         "opened",
@@ -166,13 +167,15 @@ class Operation:
         "wake",
     )
 
-    def __init__(self, group: Group, name: str, use: int, seq: int) -> None:
+    def __init__(self, group: Group, name: str, use: int, seq: int, known: float) -> None:
         ranks = len(group.ranks)
         self.group = group
         self.name = name
         self.use = use
         self.seq = seq
         """Place in the order of opening on this node."""
+        self.known = known
+        """Time of its first sign here: a local submit, or a frame of another member."""
         self.state = State.GATHERING
         self.submits: list[Submitted | None] = [None] * ranks
         """By place of the rank in ``group.ranks``; emptied when they are answered."""

@@ -332,10 +332,10 @@ class RdmaLink(FlowLink):
 
     def _not_confirmed(self, serial: int) -> None:
         _log.warning(
-            "event=rdma_revocation_unanswered node=%s address=%s: the memory is taken back; a write that is under way"
-            " ends the link",
+            "event=rdma_revocation_unanswered peer=%s address=%s effect=%s",
             self.peer.node,
             self.remote_address,
+            "the memory is taken back; a write that is under way ends the link",
         )
         del self._revoking[serial]
         self._close_revoked(serial)
@@ -389,11 +389,11 @@ class RdmaLink(FlowLink):
         if not self._warned:
             self._warned = True
             _log.warning(
-                "event=rdma_registration_failed node=%s bytes=%d error=%r: such data is copied on this link;"
-                " is the limit for locked memory (ulimit -l) high enough?",
+                "event=rdma_registration_failed peer=%s bytes=%d error=%r effect=%s",
                 self.peer.node,
                 nbytes,
                 str(error),
+                "such data is copied on this link; is the limit for locked memory (ulimit -l) high enough?",
             )
 
     def _unexpose(self, serial: int) -> None:

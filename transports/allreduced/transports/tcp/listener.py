@@ -240,7 +240,7 @@ class TcpListener(Listener):
             events = self._accepted(link)
         except Exception as error:  # whatever it raises refuses the link
             _log.warning(
-                "event=link_refused node=%s from=%s error=%s",
+                "event=link_refused peer=%s from=%s error=%s",
                 link.peer.node,
                 accepted.remote,
                 error,
