@@ -13,7 +13,8 @@ INPUTS ?= 1000000
 SATURATED ?= 600
 JAX ?= jax==0.10.2
 
-.PHONY: help demo test soak fuzz check test-native test-frameworks test-docker test-systemd test-packaging bench bench-quick docs format wheel clean
+.PHONY: help demo test soak fuzz check test-native test-frameworks test-rdma test-docker test-systemd test-packaging
+.PHONY: bench bench-quick bench-rdma docs format wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -28,7 +29,7 @@ demo: $(VENV)/.installed ## train a small network over three agents, and check t
 	$(VENV)/bin/allreduced demo
 
 test: $(VENV)/.installed ## run the tests
-	$(PY) -m pytest --ignore tests/frameworks --ignore tests/docker --ignore tests/systemd --ignore tests/packaging
+	$(PY) -m pytest --ignore tests/frameworks --ignore tests/rdma --ignore tests/docker --ignore tests/systemd --ignore tests/packaging
 
 test-docker: $(VENV)/.installed ## images and nodes as containers, for which it starts a Docker daemon where none runs (as root)
 	$(PY) -m pytest tests/docker
@@ -60,6 +61,13 @@ test-frameworks: $(VENV)/.installed ## torchrun, tensors of PyTorch and JAX (ins
 	$(PY) -c 'import jax' 2>/dev/null || $(PY) -m pip install -q '$(JAX)'
 	$(PY) -m pytest tests/frameworks
 
+RDMA_SECONDS ?= 900
+RDMA_GUEST := $(PY) -m tests.rdma.guest run --seconds
+
+test-rdma: $(VENV)/.installed ## links and agents on real verbs, in a guest with soft-RoCE (skipped where there is no QEMU)
+	$(RDMA_GUEST) $(RDMA_SECONDS) --env ALLREDUCED_TEST_RDMA_ADDRESS=10.77.0.1 -- \
+		$(abspath $(PY)) -m pytest --timeout 300 tests/rdma tests/contract -k 'rdma and not uvloop'
+
 test-systemd: $(VENV)/.installed ## the units of configs/systemd under a real systemd, in namespaces (as root)
 	$(PY) -m pytest tests/systemd
 
@@ -73,6 +81,11 @@ build/limits/%: benchmarks/limits/%.c benchmarks/limits/common.h
 	@mkdir -p $(@D)
 	$(CC) -O3 -march=native -Wall -Wextra -o $@ $< -pthread
 
+# Without what the emulated processor of the guest does not have.
+build/limits/rdma_ring: benchmarks/limits/rdma_ring.c benchmarks/limits/common.h
+	@mkdir -p $(@D)
+	$(CC) -O3 -march=x86-64-v2 -Wall -Wextra -o $@ $< -pthread -libverbs
+
 .PHONY: bench-ready
 bench-ready: $(VENV)/.installed $(LIMITS)
 	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install -q '$(TORCH)'
@@ -82,6 +95,11 @@ bench: bench-ready ## speed beside Gloo and physical limits, under 15 minutes (i
 
 bench-quick: bench-ready ## the same with fewer calls, within 2 minutes
 	$(PY) -m benchmarks.compare --quick
+
+bench-rdma: $(VENV)/.installed ## speed of RDMA beside ib_write_bw and a bare ring, and many kills, in the guest: 10 minutes
+	$(PY) -m tests.rdma.guest --require prepare
+	$(MAKE) build/limits/rdma_ring
+	$(RDMA_GUEST) 1800 -- $(abspath $(PY)) -m benchmarks.rdma
 
 docs: $(VENV)/.installed ## write from the code what of docs/ is made from it, and the man pages
 	$(PY) tools/man_pages.py

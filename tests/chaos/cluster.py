@@ -19,7 +19,7 @@ from typing import IO, Self
 import psutil
 from tests.chaos.network import Network
 from tests.chaos.records import Record, parse
-from tests.integration.agents import AgentProcess, end_processes, start_process
+from tests.integration.agents import AgentProcess, Process, end_processes, start_process
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60.0
@@ -47,16 +47,9 @@ class Work:
 class RankProcess:
     """A process that is a rank again and again."""
 
-    def __init__(self, rank: int, prefix: Sequence[str], log: IO[bytes]) -> None:
+    def __init__(self, rank: int, process: Process) -> None:
         self.rank = rank
-        self.process = subprocess.Popen(
-            [*prefix, *DIE_WITH_PARENT, sys.executable, "-m", "tests.chaos.rank"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            cwd=ROOT,
-            env=_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
+        self.process = process
         self._partial = b""
 
     def order(self, line: str) -> None:
@@ -94,13 +87,42 @@ class RankProcess:
                     stream.close()
 
 
+class Starter:
+    """Starts the processes of a cluster."""
+
+    def agent(
+        self,
+        node: str,
+        arguments: tuple[str, ...],
+        environment: dict[str, str],
+        log: IO[bytes],
+        prefix: tuple[str, ...],
+    ) -> AgentProcess:
+        """Start an agent; see ``start_process``."""
+        return start_process(node, arguments, environment, log, prefix=(*prefix, *DIE_WITH_PARENT))
+
+    def rank(self, log: IO[bytes], prefix: tuple[str, ...]) -> Process:
+        """Start a rank, with pipes."""
+        return subprocess.Popen(
+            [*prefix, *DIE_WITH_PARENT, sys.executable, "-m", "tests.chaos.rank"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=ROOT,
+            env=_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+
+
 class Cluster:
     """Agents on a network, and ranks at the ``places``: which node each of them is on.
 
     A context manager: entering starts all processes, leaving ends them whatever has happened to them.
     """
 
-    def __init__(self, places: Sequence[int], network: Network, *, failure_timeout: float) -> None:
+    def __init__(
+        self, places: Sequence[int], network: Network, *, failure_timeout: float, starter: Starter | None = None
+    ) -> None:
+        self._starter = starter or Starter()
         self.places = tuple(places)
         self.nodes = max(places) + 1
         self.network = network
@@ -112,7 +134,7 @@ class Cluster:
         self._logs: dict[str, IO[bytes]] = {}
         self._agents: dict[int, AgentProcess] = {}
         self._ranks: dict[int, RankProcess] = {}
-        self._stopped: list[subprocess.Popen[bytes]] = []
+        self._stopped: list[Process] = []
         self._stack = contextlib.ExitStack()
         self._selector = self._stack.enter_context(selectors.DefaultSelector())
 
@@ -136,6 +158,14 @@ class Cluster:
     def ranks_of(self, node: int) -> frozenset[int]:
         """Return the ranks that are on a node."""
         return frozenset(rank for rank, place in enumerate(self.places) if place == node)
+
+    def socket(self, node: int) -> str:
+        """Return where the clients of a node's agent connect."""
+        return self._agents[node].socket
+
+    def logged(self, node: int) -> str:
+        """Return what the agents of a node have logged so far."""
+        return Path(self._log(self.name(node)).name).read_text()
 
     # Groups
 
@@ -249,8 +279,8 @@ class Cluster:
                 self._start_agent(node)
         missing = [rank for rank in range(len(self.places)) if rank not in self._ranks]
         for rank in missing:
-            log = self._log(f"rank{rank}")
-            self._ranks[rank] = RankProcess(rank, self.network.prefix(self.places[rank]), log)
+            prefix = self.network.prefix(self.places[rank])
+            self._ranks[rank] = RankProcess(rank, self._starter.rank(self._log(f"rank{rank}"), prefix))
             self._selector.register(self._ranks[rank], selectors.EVENT_READ)
 
     def stop_all(self) -> list[int]:
@@ -260,7 +290,7 @@ class Cluster:
         return [status for status in statuses if status]
 
     def _start_agent(self, node: int) -> None:
-        agent = start_process(
+        agent = self._starter.agent(
             self.name(node),
             self.network.arguments(node),
             {
@@ -270,12 +300,12 @@ class Cluster:
                 **self.network.environment(),
             },
             self._log(self.name(node)),
-            prefix=(*self.network.prefix(node), *DIE_WITH_PARENT),
+            self.network.prefix(node),
         )
         self._agents[node] = agent
         self.network.started(node, agent.listen)
 
-    def _stop(self, process: subprocess.Popen[bytes]) -> None:
+    def _stop(self, process: Process) -> None:
         process.send_signal(signal.SIGSTOP)
         self._stopped.append(process)
 

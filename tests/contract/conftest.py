@@ -150,6 +150,8 @@ class Endpoint:
     address: str
     transport: Transport
     links: list[tuple[Link, Recorder]] = field(default_factory=list)
+    pins: bool = False
+    """Whether memory that is posted must be there, all of it, as for a real RDMA device."""
 
     async def accept(self, options: LinkOptions) -> tuple[Listener, asyncio.Queue[tuple[Link, Recorder]]]:
         """Listen; accepted links come with their recorders through the queue."""
@@ -248,7 +250,7 @@ async def endpoint(request: pytest.FixtureRequest, credentials: Credentials) -> 
         made = AutoTransport(_no_verbs)
     else:
         made = transport(scheme_of(address))
-    yield Endpoint(address, made)
+    yield Endpoint(address, made, pins=bool(real) and made.scheme == "rdma")
     assert fabric.leaks() == {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 
+import psutil
 import pytest
 from tests.contract.conftest import Endpoint, pattern
 
@@ -47,8 +48,10 @@ async def test_sends_of_all_sizes_land_at_their_offsets(endpoint: Endpoint, flow
 
 
 async def test_offsets_beyond_4_gib(endpoint: Endpoint) -> None:
-    # Only the pages that are touched exist.
+    # Only the pages that are touched exist, but for a real device, which pins them all.
     size, border = 9 << 30, 1 << 32
+    if endpoint.pins and psutil.virtual_memory().available < 2 * size:
+        pytest.skip("registering 9 GiB takes as much memory")
     places = [0, border - FRAME // 2, border + FRAME, size - FRAME]
     with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE) as memory:
         async with endpoint.pair(flows=2, max_frame=FRAME) as pair:

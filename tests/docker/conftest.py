@@ -45,7 +45,7 @@ def compose_file(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> It
             file = make_context(directory / "source")
         except NotPermitted as reason:
             pytest.skip(str(reason))
-        Project(docker, file).compose("build", "agent-a", "trainer-a0", seconds=900.0)
+        Project(docker, file).compose("build", "agent-a", "trainer-a0", seconds=1500.0)
         yield file
     finally:
         if not keep:

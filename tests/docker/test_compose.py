@@ -9,7 +9,7 @@ TRAINERS = tuple(f"trainer-{node}{rank}" for node in NODES for rank in (0, 1))
 AGENTS = tuple(f"agent-{node}" for node in NODES)
 UP = ("up", "--no-build", "--exit-code-from", "trainer-a0")
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def test_up_ends_with_the_verdict_of_the_training(project: Project) -> None:

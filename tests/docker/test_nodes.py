@@ -11,7 +11,7 @@ RANKS_PER_NODE = 2
 SIZE = RANKS_PER_NODE * len(NODES)
 SUM = SIZE * (SIZE + 1) / 2
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture

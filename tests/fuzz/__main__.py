@@ -8,8 +8,10 @@ lets the process grow; the input is printed. Prints the slowest input and the me
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import resource
+import shutil
 import sys
 import tempfile
 import time
@@ -49,13 +51,25 @@ class Watch:
             raise
         took = time.process_time() - began
         if took > self.slowest[0]:
-            self.slowest = (took, data)
+            took = min(took, self._again(data))
+            self.slowest = max(self.slowest, (took, data))
         if took > LONGEST:
             raise TimeoutError(f"{took * 1e3:.1f} ms of processor time for an input of {len(data)} bytes: {data.hex()}")
         self.count += 1
+        if self.count == self.inputs:
+            sys.stderr.write(f"{self.report()}\n")
         if self.count % 50_000 == 0 and time.monotonic() - self._said > self._every:
             self._said = time.monotonic()
             sys.stderr.write(f"{self.report()}\n")
+
+    def _again(self, data: bytes, times: int = 3) -> float:
+        """Return the least that an input takes: on a busy machine even processor time is not exact."""
+        least = 1e9
+        for _ in range(times):
+            began = time.process_time()
+            self._parse(data)
+            least = min(least, time.process_time() - began)
+        return least
 
     def report(self) -> str:
         """Return what came of it so far, in one line."""
@@ -94,6 +108,18 @@ def _atheris() -> ModuleType | None:
 
 
 def _guided(atheris: ModuleType, options: argparse.Namespace) -> int:
+    folder = Path(tempfile.mkdtemp(prefix="allreduced-fuzz-"))
+    child = os.fork()  # for libFuzzer never returns
+    if child == 0:
+        return _fuzz(atheris, options, folder)
+    _, status = os.waitpid(child, 0)
+    if options.keep:
+        keep([*corpus(), *_smallest(folder)])
+    shutil.rmtree(folder)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _fuzz(atheris: ModuleType, options: argparse.Namespace, folder: Path) -> int:
     with atheris.instrument_imports(include=["allreduced"]):
         from allreduced.protocol import codec
 
@@ -104,7 +130,6 @@ def _guided(atheris: ModuleType, options: argparse.Namespace) -> int:
         from tests.fuzz.parsers import parse
 
     watch = Watch(options.inputs, parse)
-    folder = Path(tempfile.mkdtemp(prefix="allreduced-fuzz-"))
     for at, data in enumerate(corpus()):
         (folder / f"seed{at}").write_bytes(data)
     arguments = [
@@ -117,22 +142,14 @@ def _guided(atheris: ModuleType, options: argparse.Namespace) -> int:
         "-timeout=10",
         "-print_final_stats=1",
         "-verbosity=0",
-        f"-artifact_prefix={folder}/fault-",
+        f"-artifact_prefix={tempfile.gettempdir()}/allreduced-fault-",
     ]
     atheris.Setup(arguments, watch, enable_python_coverage=True)
-    import atexit
-
-    def finish() -> None:
-        sys.stderr.write(f"{watch.report()}\n")
-        if options.keep:
-            keep([*corpus(), *_smallest(folder)])
-
-    atexit.register(finish)
     atheris.Fuzz()
     return 0
 
 
-def _smallest(folder: Path, most: int = 200, longest: int = 160) -> list[bytes]:
+def _smallest(folder: Path, most: int = 110, longest: int = 100) -> list[bytes]:
     """Return some of what covered something new: short, of every reader."""
     found = sorted((path.read_bytes() for path in folder.iterdir() if not path.name.startswith("seed")), key=len)
     by_reader: dict[int, list[bytes]] = {}
@@ -150,7 +167,6 @@ def _plain(inputs: int, seed: int) -> int:
     watch = Watch(inputs, parse)
     while watch.count < inputs:
         watch(mutate(rng, pool))
-    sys.stderr.write(f"{watch.report()}\n")
     return 0
 
 

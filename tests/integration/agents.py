@@ -12,12 +12,27 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from allreduced.core.errors import AllReducedError, from_wire
 
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
+
+
+class Process(Protocol):
+    """What tests do with a process; ``subprocess.Popen`` is one."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def kill(self) -> None: ...
 
 
 @dataclass
@@ -27,7 +42,7 @@ class AgentProcess:
     node: str
     socket: str
     listen: str
-    process: subprocess.Popen[bytes]
+    process: Process
     log: IO[bytes]
 
     def kill(self) -> None:
@@ -95,8 +110,16 @@ def start_process(
             )
         finally:
             os.close(writing)
-        readable, _, _ = select.select([ready], [], [], START_SECONDS)
-        line = ready.readline() if readable else b""
+        return when_ready(node, process, ready, log)
+
+
+def when_ready(node: str, process: Process, ready: IO[bytes], log: IO[bytes]) -> AgentProcess:
+    """Return an agent that was started when it has written its line to ``ready``.
+
+    :raises NotStarted: it ended instead.
+    """
+    readable, _, _ = select.select([ready], [], [], START_SECONDS)
+    line = ready.readline() if readable else b""
     answer = json.loads(line) if line else {}
     if answer.get("ready") is not True:
         if not readable:

@@ -158,3 +158,11 @@ def test_the_secret_is_named_alike_and_is_empty_in_the_repository() -> None:
     for _, agent in agents("sidecar.yaml", "daemonset.yaml"):
         (wanted,) = [item for item in agent["env"] if item["name"] == "ALLREDUCED_SECRET"]
         assert wanted["valueFrom"]["secretKeyRef"] == {"name": secret["metadata"]["name"], "key": "secret"}
+
+
+def test_jobs_that_share_a_user_need_secrets() -> None:
+    ((_, agent),) = agents("daemonset.yaml")
+    assert settings(agent).access.job_secrets == "required"
+    (job,) = of_kind("Job", "daemonset.yaml")
+    (rank,) = job["spec"]["template"]["spec"]["containers"]
+    assert "ALLREDUCED_JOB_SECRET" in variables(rank)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-RATE = 200.0
+RATE = 100.0
 """Bad connections per second that are paid for; each costs an agent 0.1 to 0.2 ms of its loop."""
 
-BURST = 400.0
+BURST = 200.0
 """Bad connections that may come at once."""
 
 
