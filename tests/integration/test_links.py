@@ -24,7 +24,9 @@ NEVER = "600"
 
 
 @contextmanager
-def proxied(start_agent: StartAgent, nodes: int, timeout: str) -> Iterator[tuple[Proxied, list[AgentProcess]]]:
+def proxied(
+    start_agent: StartAgent, nodes: int, timeout: str, **environment: str
+) -> Iterator[tuple[Proxied, list[AgentProcess]]]:
     """Start agents that reach each other through a proxy."""
     network = Proxied(nodes)
     try:
@@ -35,6 +37,7 @@ def proxied(start_agent: StartAgent, nodes: int, timeout: str) -> Iterator[tuple
                 *network.arguments(node),
                 ALLREDUCED_FAILURE_FAILURE_TIMEOUT=timeout,
                 ALLREDUCED_FAILURE_DEADLINE="1000",
+                **environment,
             )
             network.started(node, agent.listen)
             agents.append(agent)
@@ -155,8 +158,10 @@ async def assert_lost(waiting: Sequence[asyncio.Task[object]], node: int) -> Non
 
 
 async def test_an_agent_whose_address_refuses_connections_is_lost_at_once(start_agent: StartAgent) -> None:
-    with proxied(start_agent, 3, NEVER) as (network, agents):
+    with proxied(start_agent, 3, NEVER, ALLREDUCED_AGENT_LOG_LEVEL="debug") as (network, agents):
         async with asyncio.timeout(BOUND), group(agents, 3) as ranks:
+            for agent in agents[:2]:  # it dialled before its own address could be reached; now they know where it is
+                await until_logged(agent, f"event=address_led peer={name(2)} ", 1)
             waiting = await in_flight(ranks)
             agents[2].kill()
             network.gone(2)

@@ -13,6 +13,9 @@ from allreduced.protocol.handshake import ConnectedToSelf
 
 logger = logging.getLogger("allreduced.peers")
 
+DOUBTS = 6
+"""Tries, with growing pauses, to reach an agent at its listed address though it has dialled itself."""
+
 
 class Dialler:
     """A task that keeps a link to ``target``, for ever.
@@ -37,7 +40,7 @@ class Dialler:
         self._said = ""
         self._led_there = False
         self._listed = True
-        self._doubtful = not target.heard
+        self._doubts = 0 if target.heard else DOUBTS
         self._woken: asyncio.Event | None = None
         self._away = asyncio.Event()
         self._away.set()
@@ -87,10 +90,11 @@ class Dialler:
     def wake(self) -> None:
         """Try now, if it pauses: something is new about the agent at the target.
 
-        A listed address is tried once more though its agent has dialled meanwhile, to know whether it is the right one.
+        A listed address is tried some more times though its agent has dialled meanwhile, to know whether it is the
+        right one: only then does it prove something when it refuses connections one day.
         """
         if self._woken is not None:
-            self._doubtful = not self._led_there and not self.target.heard
+            self._doubts = 0 if self._led_there or self.target.heard else DOUBTS
             self._woken.set()
 
     @property
@@ -128,10 +132,11 @@ class Dialler:
         first, longest = self._timing.first_pause, self._timing.longest_pause
         pause = first
         while True:
-            link = self._up(self._node) if self._node and not self._doubtful else None
+            link = self._up(self._node) if self._node and not self._doubts else None
             if link is None:
                 link = await self._try()
-                self._doubtful = False
+                # An agent that has dialled may not be reachable itself yet: a proxy or a service in front of it.
+                self._doubts = max(self._doubts - 1, 0) if link is None else 0
             self._tried.set()
             if link is not None and link.state is LinkState.CHOSEN:
                 self._result(None)

@@ -112,6 +112,7 @@ class Diallers:
 
     def led_to(self, address: str, node: str) -> None:
         """Take note that a link was made by dialling ``address``, and who was there."""
+        logger.debug("event=address_led peer=%s address=%s", node, address)
         self._homes[address] = node
 
     def told(self, address: str, node: str, remote: str) -> None:
