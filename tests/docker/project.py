@@ -84,6 +84,14 @@ class Project:
         assert state["Status"] == "exited", state
         return int(state["ExitCode"])
 
+    def wait_until_serving(self, service: str) -> None:
+        """Return once the agent of a service answers its clients."""
+        until = time.monotonic() + LINE_SECONDS
+        while (
+            asked := self.docker.attempt("exec", self.container(service), "allreduced", "status", "--local")
+        ).returncode:
+            assert time.monotonic() < until, asked.stdout + asked.stderr + self.logs(service)
+
     def logs(self, service: str) -> str:
         """Return all that the container of a service wrote."""
         done = self.docker.attempt("logs", self.container(service))

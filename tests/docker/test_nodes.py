@@ -18,6 +18,8 @@ pytestmark = pytest.mark.timeout(1800)
 def ranks(project: Project) -> Iterator[list[Rank]]:
     """Return six ranks that reduce, two beside each of three agents."""
     project.compose("up", "--no-build", "--detach", *(f"agent-{node}" for node in NODES))
+    for node in NODES:
+        project.wait_until_serving(f"agent-{node}")
     started = [
         project.start_rank(rank, NODES[rank // RANKS_PER_NODE], size=SIZE, local_size=RANKS_PER_NODE)
         for rank in range(SIZE)
@@ -49,7 +51,7 @@ def test_a_killed_agent_is_named_and_the_job_goes_on_when_it_is_started_again(
     project.docker.run("start", agent)
     for rank in ranks:
         rank.result(SUM)
-    assert "event=peer_lost node=node-b" in project.logs("agent-a")
+    assert "event=peer_lost peer=node-b" in project.logs("agent-a")
 
 
 def test_a_node_without_network_is_named_and_the_job_goes_on_when_it_is_back(
@@ -67,4 +69,4 @@ def test_a_node_without_network_is_named_and_the_job_goes_on_when_it_is_back(
     for rank in ranks:
         rank.result(SUM)
     assert project.inspect("agent-b")["RestartCount"] == 0
-    assert "event=peer_lost node=node-b" in project.logs("agent-c")
+    assert "event=peer_lost peer=node-b" in project.logs("agent-c")
