@@ -116,7 +116,7 @@ class Engine:
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event at ``now`` (seconds, monotonic) and return what to do, in order."""
         context = self._context
-        if now - context.now > self._stall and self._groups:
+        if now - context.now > self._stall and (self._groups or self._in_touch()):
             self._stalled(now)
         context.now = now
         out: list[Action] = []
@@ -133,6 +133,11 @@ class Engine:
     def use_limits(self, limits: Limits) -> None:
         """Judge by these limits from now on. ``arena_bytes``, ``scratch_bytes`` and the times must be as they were."""
         self._context.limits = limits
+
+    def _in_touch(self) -> bool:
+        """Tell whether others were heard shortly before the last event: heartbeats make events, also without a group."""
+        since = self._context.now - self._stall
+        return any(at > since for at in self._context.heard.values())
 
     def _stalled(self, now: float) -> None:
         """Take note that this agent was held up: what comes now may have been sent long ago."""
