@@ -135,7 +135,7 @@ class Engine:
         self._context.limits = limits
 
     def _in_touch(self) -> bool:
-        """Tell whether others were heard shortly before the last event: heartbeats make events, also without a group."""
+        """Tell whether others were heard shortly before the last event: heartbeats make events without groups."""
         since = self._context.now - self._stall
         return any(at > since for at in self._context.heard.values())
 
