@@ -9,7 +9,7 @@ import pytest
 from tests.support.reports import agent, group_at
 
 from allreduced.daemon.ports import ReachablePeer
-from allreduced.daemon.status import Answer, StatusService, status_wait
+from allreduced.daemon.status import Answer, StatusService, probe_wait, status_wait
 from allreduced.protocol.peer import Frame, Status, StatusRequest
 from allreduced.protocol.status import AgentReport, ReachReport, UnansweredReport
 
@@ -41,6 +41,14 @@ def nodes(answer: Answer) -> list[str]:
 @pytest.mark.parametrize(("timeout", "wait"), [(5.0, 1.25), (0.2, 0.05), (3600.0, 2.0)])
 def test_the_wait_follows_from_the_failure_timeout(timeout: float, wait: float) -> None:
     assert status_wait(timeout) == wait
+
+
+@pytest.mark.parametrize(
+    ("others", "probe", "wait"),
+    [(0, 1, 7.25), (3, 1, 7.25), (1, 2, 2 * 9.25), (3, 2, 4 * 13.25), (50, 2, 60.0)],
+)
+def test_how_long_agents_are_waited_for_that_dial_each_other(others: int, probe: int, wait: float) -> None:
+    assert probe_wait(1.25, others, probe) == wait
 
 
 def test_an_agent_alone_answers_at_once() -> None:

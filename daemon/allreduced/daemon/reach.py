@@ -170,4 +170,4 @@ class ReachService:
 
 def longest(links: int, *, bandwidth: bool) -> float:
     """Return the seconds that :meth:`ReachService.examine` takes at most, with ``links`` links. Pure."""
-    return DIAL_TIMEOUT + (links * LOAD_TIMEOUT if bandwidth else 0.0) + 0.5
+    return TRIES * DIAL_TIMEOUT + (links * LOAD_TIMEOUT if bandwidth else 0.0)

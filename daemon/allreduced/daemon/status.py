@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from allreduced.daemon.ports import ReachablePeer
+from allreduced.daemon.reach import longest
 from allreduced.protocol.peer import Frame, Status, StatusFrame, StatusRequest
 from allreduced.protocol.status import AgentReport, ReachReport, UnansweredReport, fit
 
@@ -19,11 +20,21 @@ LONGEST_WAIT = 2.0
 
 
 LONGEST_PROBE = 60.0
-"""Seconds that are waited where all agents are to dial each other too."""
+"""Seconds that are waited at most where all agents are to dial each other too."""
 
 PROBE = 1
 MEASURE = 2
 """What ``probe`` may be besides 0: agents dial each other; they also measure their links, one agent after another."""
+
+
+def probe_wait(wait: float, others: int, probe: int) -> float:
+    """Return for how many seconds ``others`` agents are waited for that dial each other before they answer. Pure.
+
+    ``wait``: for those that only answer. Agents that measure do it one after the other.
+    """
+    if probe < MEASURE:
+        return min(wait + longest(others, bandwidth=False), LONGEST_PROBE)
+    return min((others + 1) * (wait + longest(others, bandwidth=True)), LONGEST_PROBE)
 
 
 def status_wait(failure_timeout: float) -> float:
@@ -65,6 +76,7 @@ class _Inquiry:
     own: AgentReport
     uid: int
     probe: int
+    wait: float
     waiting: set[str]
     answered: Answered
     timer: asyncio.TimerHandle
@@ -105,8 +117,9 @@ class StatusService:
             return
         self._number += 1
         number = self._number
-        timer = asyncio.get_running_loop().call_later(LONGEST_PROBE if probe else self._wait, self._finish, number)
-        inquiry = _Inquiry(own, uid, probe, nodes, answered, timer)
+        wait = probe_wait(self._wait, len(nodes), probe) if probe else self._wait
+        timer = asyncio.get_running_loop().call_later(wait, self._finish, number)
+        inquiry = _Inquiry(own, uid, probe, wait, nodes, answered, timer)
         self._inquiries[number] = inquiry
         if probe:
             inquiry.waiting.add(own.node)
@@ -180,9 +193,8 @@ class StatusService:
         inquiry = self._inquiries.pop(number)
         inquiry.timer.cancel()
         reports = [inquiry.own, *sorted(inquiry.reports, key=lambda report: report.node)]
-        wait = LONGEST_PROBE if inquiry.probe else self._wait
         waiting = inquiry.waiting - {inquiry.own.node}
-        inquiry.answered(Answer(tuple(reports), self._unanswered(reports, waiting, wait)))
+        inquiry.answered(Answer(tuple(reports), self._unanswered(reports, waiting, inquiry.wait)))
 
     def _unanswered(
         self, reports: Sequence[AgentReport], waiting: set[str], wait: float = 0.0
