@@ -266,7 +266,7 @@ def test_what_cannot_be_served_is_said_at_once() -> None:
         (Fingerprint("all_reduce", 99, 1, "", 4, -1, ""), InvalidArgument, "unknown code 99"),
         (Fingerprint("all_reduce", 1, 99, "", 4, -1, ""), InvalidArgument, "unknown code 99"),
         (Fingerprint("all_reduce", 1, 1, "", -4, -1, ""), InvalidArgument, "-4 elements"),
-        (fingerprint(count=1 << 20), LimitExceeded, "does not fit into the memory limit of node 'a'"),
+        (fingerprint(count=1 << 20), LimitExceeded, "does not fit into the 1048576 bytes that node 'a' allows"),
     ]
     for described, kind, text in cases:
         (error,) = errors(bench.submit(0, described=described))
