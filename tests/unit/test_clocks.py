@@ -13,8 +13,8 @@ ALLOWED = {
     "daemon/allreduced/daemon/doctor/security.py": ["time"],
     "daemon/allreduced/daemon/parts.py": ["time_ns"],
 }
-"""The dates of certificates, which are told and checked by everybody's calendar; and the number of an agent's start, which
-only orders starts."""
+"""The dates of certificates, which everybody's calendar checks; and the number of an agent's start, which only orders
+starts."""
 
 
 def wall_clocks(path: Path) -> list[str]:
