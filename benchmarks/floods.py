@@ -26,13 +26,22 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import Synchronized
+from typing import TypeAlias
 
 from allreduced.client import connect
 
 WANTED = 0.9
 SECRET = "benchmark"
 COUNT = 1 << 18
+
+
+Door: TypeAlias = "str | tuple[str, int]"
+"""Where an agent listens, as ``connect`` takes it."""
+
+START_SECONDS = 60.0
+"""Seconds in which the job must have begun."""
 
 
 def main() -> int:
@@ -53,10 +62,13 @@ def main() -> int:
             process = spawn.Process(target=train, args=(name, rank, calls), daemon=True)
             process.start()
             stack.callback(process.kill)
+        until = time.monotonic() + START_SECONDS
         while not calls.value:
-            time.sleep(0.05)
+            if time.monotonic() > until:
+                raise SystemExit(f"the job did not run within {START_SECONDS:g} s")
+            time.sleep(0.05)  # a shared number wakes nobody
         sys.stderr.write("the job runs\n")
-        doors: list[object] = [] if options.only == "port" else [first["socket"].replace("@", "\0", 1)]
+        doors: list[Door] = [] if options.only == "port" else [first["socket"].replace("@", "\0", 1)]
         if options.only != "socket":
             host, _, port = first["listen"].removeprefix("tcp://").rpartition(":")
             doors.append((host, int(port)))
@@ -69,6 +81,7 @@ def main() -> int:
             near, far = spawn.Pipe()
             flooder = spawn.Process(target=flood, args=(doors, options.connections, options.seconds, far), daemon=True)
             flooder.start()
+            far.close()  # so that the end of that process ends the waits for it
             near.recv()  # all connections are open
             flooded.append(_calls(calls, options.seconds))
             opened, spent = near.recv()
@@ -94,7 +107,7 @@ def train(name: str, rank: int, calls: Synchronized[int]) -> None:
                 calls.value += 1
 
 
-def flood(doors: list[object], connections: int, seconds: float, pipe: object) -> None:
+def flood(doors: list[Door], connections: int, seconds: float, pipe: Connection) -> None:
     """Hold connections for ``seconds``, and tell ``pipe`` when they are open and how many there were in the end."""
     _raise_descriptors()
     rng = random.Random(1)
@@ -104,27 +117,27 @@ def flood(doors: list[object], connections: int, seconds: float, pipe: object) -
         for kind in kinds:
             _open(selector, *kind, rng)
             _close_ended(selector, [])
-        pipe.send(None)  # type: ignore[attr-defined]
+        pipe.send(None)
         began, spent = time.monotonic(), time.process_time()
         opened = len(kinds)
-        lost: list[tuple[object, bool]] = []
+        lost: list[tuple[Door, bool]] = []
         while (now := time.monotonic() - began) < seconds:
             _close_ended(selector, lost)
             while lost and opened - len(kinds) < len(kinds) * now / seconds:
                 _open(selector, *lost.pop(), rng)
                 opened += 1
-            time.sleep(0.01)
+            time.sleep(0.01)  # spreads what is opened anew over the stretch
         for key in list(selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
-    pipe.send((opened, time.process_time() - spent))  # type: ignore[attr-defined]
+            _socket_of(key).close()
+    pipe.send((opened, time.process_time() - spent))
 
 
-def _open(selector: selectors.BaseSelector, door: object, garbage: bool, rng: random.Random) -> None:
+def _open(selector: selectors.BaseSelector, door: Door, garbage: bool, rng: random.Random) -> None:
     family = socket.AF_UNIX if isinstance(door, str) else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.settimeout(5.0)
     try:
-        sock.connect(door)  # type: ignore[arg-type]
+        sock.connect(door)
         if garbage:
             sock.send(rng.randbytes(rng.randrange(1, 300)))
     except OSError:
@@ -134,14 +147,19 @@ def _open(selector: selectors.BaseSelector, door: object, garbage: bool, rng: ra
     selector.register(sock, selectors.EVENT_READ, (door, garbage))
 
 
-def _close_ended(selector: selectors.BaseSelector, lost: list[tuple[object, bool]]) -> None:
+def _socket_of(key: selectors.SelectorKey) -> socket.socket:
+    assert isinstance(key.fileobj, socket.socket)  # nothing else is registered
+    return key.fileobj
+
+
+def _close_ended(selector: selectors.BaseSelector, lost: list[tuple[Door, bool]]) -> None:
     for key, _ in selector.select(0):
-        sock = key.fileobj
+        sock = _socket_of(key)
         with suppress(OSError):
-            if sock.recv(4096):  # type: ignore[union-attr]
+            if sock.recv(4096):
                 continue
         selector.unregister(sock)
-        sock.close()  # type: ignore[union-attr]
+        sock.close()
         lost.append(key.data)
 
 
