@@ -14,7 +14,7 @@ SATURATED ?= 600
 JAX ?= jax==0.10.2
 
 .PHONY: help demo test soak fuzz check test-native test-frameworks test-rdma test-docker test-systemd test-packaging
-.PHONY: bench bench-quick bench-rdma docs format wheel clean
+.PHONY: bench bench-quick bench-rdma bench-security docs format wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -86,6 +86,10 @@ build/limits/rdma_ring: benchmarks/limits/rdma_ring.c benchmarks/limits/common.h
 	@mkdir -p $(@D)
 	$(CC) -O3 -march=x86-64-v2 -Wall -Wextra -o $@ $< -pthread -libverbs
 
+build/limits/tls_exchange: benchmarks/limits/tls_exchange.c benchmarks/limits/common.h
+	@mkdir -p $(@D)
+	$(CC) -O3 -march=native -Wall -Wextra -o $@ $< -lssl -lcrypto
+
 .PHONY: bench-ready
 bench-ready: $(VENV)/.installed $(LIMITS)
 	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install -q '$(TORCH)'
@@ -95,6 +99,9 @@ bench: bench-ready ## speed beside Gloo and physical limits, under 15 minutes (i
 
 bench-quick: bench-ready ## the same with fewer calls, within 2 minutes
 	$(PY) -m benchmarks.compare --quick
+
+bench-security: $(VENV)/.installed build/limits/exchange build/limits/tls_exchange ## what mutual TLS costs (needs libssl-dev)
+	$(PY) -m benchmarks.security
 
 bench-rdma: $(VENV)/.installed ## speed of RDMA beside ib_write_bw and a bare ring, and many kills, in the guest: 10 minutes
 	$(PY) -m tests.rdma.guest --require prepare

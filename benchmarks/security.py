@@ -1,7 +1,8 @@
 """What mutual TLS costs: two agents with a secret and two with certificates, in turns, and the ratio.
 
-``python -m benchmarks.security`` runs it; ``allreduced[certs]`` must be installed. Two nodes of one rank on this
-machine, over loopback. What counts of a call is its slower rank, and of a row the median.
+``make bench-security`` runs it. Two nodes of one rank on this machine, over loopback. What counts of a call is its
+slower rank, and of a row the median. Beside it stand two programs in C that exchange the same bytes, one of them with
+OpenSSL: what encryption costs there it costs everybody on this processor.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ import numpy.typing as npt
 
 from allreduced.client import Communicator, connect
 
+ROOT = Path(__file__).parents[1]
 Array: TypeAlias = "npt.NDArray[np.float32]"
 
 NODES = ("node0", "node1")
 MODES = ("secret", "mtls")
+PROGRAMS = {"secret": "exchange", "mtls": "tls_exchange"}
+"""Of ``limits/``, by mode."""
 GOAL = 0.5
 """Throughput with certificates over that with a secret, at least."""
 
@@ -54,6 +58,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=21, help="calls that count (default: %(default)s)")
     parser.add_argument("--mib", type=int, default=64, help="size of the tensor (default: %(default)s)")
     parser.add_argument("--flows", type=int, default=2, help="data connections per link (default: %(default)s)")
+    parser.add_argument("--limits", type=Path, default=ROOT / "build" / "limits", help="where the C programs are")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--sockets", nargs=len(MODES), help=argparse.SUPPRESS)
@@ -63,7 +68,11 @@ def main() -> None:
         return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        certify(folder)
+        before = limits(arguments.limits, folder, arguments)
         found = run(stack, folder, arguments)
+        after = limits(arguments.limits, folder, arguments)
+        found |= {"limits": {mode: [min(before[mode], after[mode])] for mode in MODES}}
     if arguments.json:
         print(json.dumps(found))
         return
@@ -74,13 +83,31 @@ def main() -> None:
         ratio = plain / encrypted
         verdict = "met" if ratio >= GOAL else "missed"
         print(f"{row.title:24}{plain * 1e3:10.1f}{encrypted * 1e3:10.1f}{ratio:12.2f}  >= {GOAL:g}: {verdict}")
+    plain, encrypted = (found["limits"][mode][0] for mode in MODES)
+    print(f"{'C, one connection':24}{plain * 1e3:10.1f}{encrypted * 1e3:10.1f}{plain / encrypted:12.2f}")
+
+
+def certify(folder: Path) -> None:
+    """Make an authority and the certificates of the nodes."""
+    certs = [sys.executable, "-m", "allreduced.cli.main", "certs"]
+    for command in (["ca"], ["node", *NODES]):
+        subprocess.run([*certs, *command, "--directory", str(folder)], check=True, stdout=subprocess.DEVNULL)
+
+
+def limits(programs: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
+    """Return by mode the seconds that the fastest variant in C takes."""
+    found: dict[str, float] = {}
+    for mode, program in PROGRAMS.items():
+        command = [str(programs / program), str(arguments.mib << 20), str(arguments.iterations)]
+        if mode == "mtls":
+            command += [str(folder / f"{NODES[0]}.pem"), str(folder / f"{NODES[0]}.key")]
+        lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+        found[mode] = min(float(json.loads(line)["seconds"]) for line in lines)
+    return found
 
 
 def run(stack: ExitStack, folder: Path, arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     """Start agents and ranks; return the times of all rows and modes in seconds."""
-    certs = [sys.executable, "-m", "allreduced.cli.main", "certs"]
-    for command in (["ca"], ["node", *NODES]):
-        subprocess.run([*certs, *command, "--directory", str(folder)], check=True, stdout=subprocess.DEVNULL)
     places = [start(stack, folder, mode, arguments.flows) for mode in MODES]
     command = [sys.executable, "-m", "benchmarks.security", "--mib", str(arguments.mib)]
     command += ["--iterations", str(arguments.iterations)]
