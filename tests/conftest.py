@@ -16,6 +16,9 @@ import uvloop
 # libuv makes one pipe for signals per process, with the first loop, and keeps it.
 uvloop.new_event_loop().close()
 
+ENDING = 5.0
+"""Seconds in which a thread that has done its work must have ended."""
+
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
@@ -50,6 +53,12 @@ def _foreign(found: Mapping[str, str]) -> dict[str, str]:
     return {fd: target for fd, target in found.items() if not target.startswith(own)}
 
 
+def _ends(thread: threading.Thread) -> bool:
+    """Return whether a thread is at its end: one that has handed its result over may not have got that far."""
+    thread.join(ENDING)
+    return not thread.is_alive()
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a descriptor, a thread, a child process or a name in /dev/shm behind."""
@@ -59,7 +68,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
     left = {fd: target for fd, target in _foreign(_descriptors()).items() if descriptors.get(fd) != target}
     assert not left, f"descriptors left behind: {left}"
-    running = [thread for thread in threading.enumerate() if thread not in threads]
+    running = [thread for thread in threading.enumerate() if thread not in threads and not _ends(thread)]
     assert not running, f"threads left behind: {running}"
     orphans = _children() - children
     assert not orphans, f"processes left behind: {orphans}"

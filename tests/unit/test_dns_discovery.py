@@ -201,8 +201,9 @@ async def test_listed_agents_are_dialled_besides() -> None:
 
 async def test_the_hosts_file_and_the_resolver_of_the_system_are_asked() -> None:
     assert ("127.0.0.1", 4123) in await addresses_of("localhost", 4123)
-    with pytest.raises(NameUnknown):
-        await addresses_of("no-such-name.invalid", 4123)
+    for name in ("no-such-name.invalid", ".", "a..b", "a" * 64):
+        with pytest.raises(NameUnknown):
+            await addresses_of(name, 4123)
 
 
 async def test_own_addresses_are_known_by_the_way_to_them() -> None:

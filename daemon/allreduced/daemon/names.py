@@ -40,6 +40,8 @@ async def addresses_of(name: str, port: int) -> Places:
             found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise NameUnknown(error.strerror or str(error)) from error
+        except UnicodeError as error:  # a label of no or too many letters; an answer of DNS may have one
+            raise NameUnknown(f"{name!r} is no name of a host") from error
         return tuple(dict.fromkeys((str(address[0]), port) for *_, address in found))
 
     return await _in_thread(ask)
@@ -48,12 +50,14 @@ async def addresses_of(name: str, port: int) -> Places:
 async def places_of(service: str, port: int) -> Places:
     """Return the addresses and ports that the SRV records of ``service`` lead to. ``port`` is not used.
 
-    :raises NameUnknown: there are no such records, or none of their names is known.
+    :raises NameUnknown: there are no such records, they say that there is no such service, or none of their names is
+        known.
     :raises ConfigError: the package dnspython is missing.
     """
     try:
         import dns.asyncresolver
         import dns.exception
+        import dns.name
         import dns.rdtypes.IN.SRV
     except ImportError:
         raise ConfigError(
@@ -68,6 +72,8 @@ async def places_of(service: str, port: int) -> Places:
     except OSError as error:
         raise NameUnknown(error.strerror or str(error)) from error
     records = [record for record in answer if isinstance(record, dns.rdtypes.IN.SRV.SRV)]
+    if len(records) == 1 and records[0].target == dns.name.root:
+        raise NameUnknown("its record says that there is no such service")  # RFC 2782: the target is "."
     found: dict[tuple[str, int], None] = {}
     unknown: list[str] = []
     for record in records:

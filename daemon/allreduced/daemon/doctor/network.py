@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from allreduced.core.addresses import Address, is_link_local, is_loopback, is_wildcard, parse_address
-from allreduced.core.errors import AllReducedError
-from allreduced.daemon.doctor.finding import Finding, note, ok, problem, refused, warning
+from allreduced.daemon.doctor.finding import Finding, note, ok, problem, warning
 from allreduced.daemon.reach import Dialled, dial_once
 from allreduced.daemon.reachability import resolve, source_address, stays_here
 from allreduced.daemon.settings import Settings
@@ -156,7 +155,11 @@ def _advertised(facts: NetworkFacts) -> Iterator[Finding]:
         yield problem(subject, f"{address} means something on one link only", "set peers.advertise")
     elif facts.interface is None or not facts.interface.name:
         if not facts.advertised_here:
-            yield note(subject, f"others are told to dial {address}, which no interface here has: a translation?")
+            yield note(
+                subject,
+                f"others are told to dial {address}, which no interface of this machine has: right behind a translation of"
+                " addresses (NAT) only",
+            )
     elif remote and facts.interface.bridge:
         yield problem(
             subject,
@@ -185,11 +188,6 @@ def interface_facts(numeric: str) -> Interface:
     except (OSError, ValueError):
         mtu = 0
     return Interface(name, mtu, bridge=(place / "bridge").exists() or name.startswith(_BRIDGES))
-
-
-def malformed(error: AllReducedError) -> Sequence[Finding]:
-    """Return what is to be said where an address of the settings is none."""
-    return (refused("address", error),)
 
 
 async def _peer(node: str, address: Address) -> PeerFacts:
