@@ -277,6 +277,24 @@ def test_findings_and_the_table_are_written() -> None:
         "1 problem, 1 warning",
     ]
     assert lines(FOUND, quiet=True)[:2] == ["warning MTU: small", "        mend: ip link"]
+    assert lines(Examination((ok("memory", "enough"),), ()), quiet=True) == ["0 problems, 0 warnings"]
+
+
+def test_what_other_agents_chose_cannot_command_a_terminal() -> None:
+    evil = "b\x1b]0;owned\x07\n"
+    found = Examination((problem(evil, evil, evil),), (Way("a", evil, True, reaches(evil)),))
+    for line in lines(found):
+        assert line.isprintable() or not line, line
+
+
+def test_of_many_agents_only_ways_that_fail_are_listed() -> None:
+    names = [f"n{number:02}" for number in range(20)]
+    every = tuple(Way(a, b, True, reaches(b, "silent" if b == "n19" else "reached")) for a in names for b in names)
+    found = lines(Examination((), every))
+    assert found[:2] == ["20 agents; ways that fail: 20", "  n00 -> n19: silent"]
+    none = lines(Examination((), tuple(Way(a, b, False, None) for a in names for b in names)))
+    assert none[0] == "20 agents; ways that fail: 400"
+    assert none[65] == "  … and 336 more"
 
 
 def test_json_has_everything() -> None:

@@ -157,8 +157,8 @@ def _advertised(facts: NetworkFacts) -> Iterator[Finding]:
         if not facts.advertised_here:
             yield note(
                 subject,
-                f"others are told to dial {address}, which no interface of this machine has: right behind a translation of"
-                " addresses (NAT) only",
+                f"others are told to dial {address}, which no interface of this machine has; that is right"
+                " only behind a translation of addresses (NAT)",
             )
     elif remote and facts.interface.bridge:
         yield problem(

@@ -239,7 +239,7 @@ _ALERTS: Final = {
     "CERTIFICATE_REQUIRED": "there is none",
     "DECRYPT_ERROR": "key and certificate do not belong together",
 }
-_NEW = "give the node a new one: allreduced certs node NAME"
+_NEW = "give the node a new one: allreduced certs node --force NAME"
 _AUTHORITY = "the certificates of all nodes must be signed by authorities that are in security.ca everywhere"
 _CLOCKS = "compare the clocks of both machines"
 _HINTS: Final = {"CERTIFICATE_EXPIRED": _NEW, "UNKNOWN_CA": _AUTHORITY, "BAD_CERTIFICATE": _CLOCKS}
