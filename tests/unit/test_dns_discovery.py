@@ -12,8 +12,8 @@ from tests.support.virtual_loop import run_virtually
 
 from allreduced.core.errors import ConfigError
 from allreduced.daemon.discovery import discovery
+from allreduced.daemon.discovery_port import Found, Listing
 from allreduced.daemon.dns_discovery import FIRST_LOOKUP, Dns, is_here, listing, parse_name
-from allreduced.daemon.finding import Found, Listing
 from allreduced.daemon.names import NameUnknown, Places, addresses_of
 from allreduced.daemon.peer_link import Target
 from allreduced.daemon.settings_reader import parse

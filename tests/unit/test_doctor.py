@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.support.certificates import TestAuthority
 from tests.support.reports import REPORT, agent
 
 from allreduced.cli.doctor import as_json, lines
-from allreduced.daemon.authority import new_authority, new_certificate
+from allreduced.daemon.credentials import CertificateFiles
 from allreduced.daemon.doctor.cluster import Way, judge_cluster, ways
 from allreduced.daemon.doctor.examination import Examination
 from allreduced.daemon.doctor.finding import Finding, Level, note, ok, problem, warning, worst
@@ -173,30 +173,20 @@ def test_secrets() -> None:
 
 
 def test_certificates(tmp_path: Path) -> None:
-    def found(node: str) -> list[tuple[str, Level]]:
-        security = Security(
-            mode="mtls",
-            ca=str(tmp_path / "ca.pem"),
-            certificate=str(tmp_path / "a.pem"),
-            key=str(tmp_path / "a.key"),
-        )
+    authority = TestAuthority.make(tmp_path)
+
+    def found(node: str, files: CertificateFiles) -> list[tuple[str, Level]]:
+        security = Security(mode="mtls", ca=files.ca, certificate=files.certificate, key=files.key)
         settings = Settings(agent=Agent(node=node), security=security)
         return [(one.subject, one.level) for one in examine_security(settings, remote=True)]
 
-    assert found("a") == [("certificate", Level.PROBLEM), ("security", Level.OK)]
-    authority = new_authority("cluster", datetime.now(UTC))
-    issued = new_certificate(authority, "a", datetime.now(UTC))
-    for name, content, mode in (
-        ("ca.pem", authority.certificate, 0o644),
-        ("a.pem", issued.certificate, 0o644),
-        ("a.key", issued.key, 0o600),
-    ):
-        (tmp_path / name).write_bytes(content)
-        (tmp_path / name).chmod(mode)
-    assert found("a") == [("certificate", Level.OK), ("security", Level.OK)]
-    assert found("b") == [("certificate", Level.PROBLEM), ("security", Level.OK)]
-    (tmp_path / "a.key").chmod(0o644)
-    assert found("a") == [("certificate", Level.PROBLEM), ("security", Level.OK)]
+    files = authority.issue("a")
+    assert found("a", files) == [("certificate", Level.OK), ("security", Level.OK)]
+    assert found("b", files) == [("certificate", Level.PROBLEM), ("security", Level.OK)]
+    Path(files.key).chmod(0o644)
+    assert found("a", files) == [("certificate", Level.PROBLEM), ("security", Level.OK)]
+    Path(files.key).unlink()
+    assert found("a", files) == [("certificate", Level.PROBLEM), ("security", Level.OK)]
 
 
 def test_a_certificate_that_ends_soon_is_told() -> None:
