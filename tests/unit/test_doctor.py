@@ -18,10 +18,18 @@ from allreduced.daemon.doctor.examination import Examination
 from allreduced.daemon.doctor.finding import Finding, Level, note, ok, problem, warning, worst
 from allreduced.daemon.doctor.local_socket import SocketFacts, judge_socket
 from allreduced.daemon.doctor.machine import MachineFacts, judge_machine
-from allreduced.daemon.doctor.network import Interface, NetworkFacts, PeerFacts, judge_network, judge_peer
+from allreduced.daemon.doctor.network import (
+    Interface,
+    NameFacts,
+    NetworkFacts,
+    PeerFacts,
+    judge_network,
+    judge_peer,
+    network_facts,
+)
 from allreduced.daemon.doctor.security import examine_security, judge_expiry
 from allreduced.daemon.reach import Dialled
-from allreduced.daemon.settings import Agent, Security, Settings
+from allreduced.daemon.settings import Agent, Peers, Security, Settings
 from allreduced.protocol.status import AgentReport, PeerReport, ReachReport, UnansweredReport
 
 GIB = 1 << 30
@@ -157,6 +165,34 @@ def test_refused_silent_and_unknown_are_told_apart(dialled: Dialled, words: str)
     assert (found.subject, found.level) == ("peer b", Level.PROBLEM)
     assert words in found.message
     assert found.mend
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "words", "mend"),
+    [
+        (NameFacts("agents:1", ("10.0.0.1:1", "10.0.0.2:1")), Level.OK, "agents:1 leads to 10.0.0.1:1, 10.0.0.2:1", ""),
+        (
+            NameFacts("agents:1", (), "no such name"),
+            Level.WARNING,
+            "not known here: no such name",
+            "getent ahosts agents;",
+        ),
+        (NameFacts("_a._tcp.b", (), "no such name"), Level.WARNING, "not known here: no such", "dig SRV _a._tcp.b;"),
+    ],
+)
+def test_the_name_behind_which_agents_are(name: NameFacts, level: Level, words: str, mend: str) -> None:
+    (found,) = [one for one in judge_network(replace(NETWORK, name=name)) if one.subject == "peers.dns"]
+    assert (found.level, words in found.message, found.mend.startswith(mend)) == (level, True, True), found
+
+
+async def test_a_name_is_looked_up_and_own_addresses_are_not_dialled() -> None:
+    known = await network_facts(Settings(peers=Peers(dns="localhost:1")))
+    assert known.name is not None
+    assert "127.0.0.1:1" in known.name.places
+    assert known.peers == ()
+    unknown = await network_facts(Settings(peers=Peers(dns="no-such-name.invalid:1")))
+    assert unknown.name is not None
+    assert (unknown.name.places, bool(unknown.name.problem)) == ((), True)
 
 
 def test_secrets() -> None:

@@ -182,7 +182,6 @@ async def test_every_address_of_a_host_name_is_tried() -> None:
         link = await TcpTransport().connect(address, Recorder(), _options())
         assert link.remote_address == listener.address
         await link.close(20)
-        await asyncio.get_running_loop().shutdown_default_executor()
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from typing import Final, Protocol
 from allreduced.core.accept_budget import AcceptBudget
 from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigError, ProtocolError
 from allreduced.core.log_limit import LogLimit
+from allreduced.core.resolver import SockAddr, look_up
 from allreduced.transports.base import Handshake, LinkAccepted, LinkOptions, Listener
 from allreduced.transports.tcp import wire
-from allreduced.transports.tcp.address import SCHEME, SockAddr, parse, resolve, text
+from allreduced.transports.tcp.address import SCHEME, parse, text
 from allreduced.transports.tcp.authenticate import authenticate
 from allreduced.transports.tcp.conversation import Conversation, decline
 from allreduced.transports.tcp.link import FlowLink, TcpLink
@@ -316,7 +317,7 @@ async def listen(
     """
     host, port = parse(address, scheme)
     try:
-        found = await resolve(host, port)
+        found = await look_up(host, port)
     except OSError as error:
         raise ConfigError(f"cannot listen at {address}: {error.strerror or error}") from error
     family, target = found[0]
