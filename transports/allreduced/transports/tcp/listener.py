@@ -26,7 +26,11 @@ from allreduced.transports.tcp.stream import PlainStream, Stream
 _log = logging.getLogger("allreduced.transports.tcp")
 
 _BACKLOG: Final = 256
+"""Connections that wait in the kernel's queue."""
+
 _ACCEPTS_PER_WAKE: Final = 32
+"""Connections that are accepted before everything else has its turn."""
+
 REFUSED_AGAIN: Final = 60.0
 """Seconds in which it is said once that a host is refused for a reason."""
 
