@@ -114,7 +114,7 @@ def test_a_line_whose_arguments_do_not_fit_is_a_message() -> None:
 def test_a_line_for_people() -> None:
     line = TextFormatter("node 1%s").format(record("event=peer_lost peer=%s proven=%s", "b", False))
     head, _, rest = line.partition(" WARNING ")
-    assert rest == "node=node 1%s allreduced.test event=peer_lost peer=b proven=False"
+    assert rest == "node='node 1%s' allreduced.test event=peer_lost peer=b proven=False"
     assert len(head) == len("2026-11-29T21:56:47.123")
 
 
