@@ -299,6 +299,8 @@ class TcpListener(Listener):
         who = (parse(source, self._scheme)[0], reason)
         now = self._loop.time()
         self._refused = {key: at for key, at in self._refused.items() if now - at < REFUSED_AGAIN}
+        if who in self._refused or len(self._refused) >= MAX_REFUSED:
+            self._budget.bad(now)  # nothing is said, but it costs as much as any other
         if who not in self._refused and len(self._refused) < MAX_REFUSED:
             self._refused[who] = now
             self._drop(source, reason)
