@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
+from tests.support.bound import Bound
 from tests.support.virtual_loop import run_virtually
 
 from allreduced.core.errors import ConfigError
@@ -18,16 +19,6 @@ from allreduced.daemon.names import NameUnknown, Places, addresses_of
 from allreduced.daemon.peer_link import Target
 from allreduced.daemon.settings_reader import parse
 from allreduced.transports.base import Listener
-
-
-class Bound(Listener):
-    """A listener that listens nowhere."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    async def close(self) -> None:
-        """Do nothing."""
 
 
 async def listen(address: str) -> Listener:
