@@ -111,7 +111,11 @@ class FileCredentials:
         """Take new files as they come, for ever."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            use = await asyncio.to_thread(self.look)
+            try:
+                use = await asyncio.to_thread(self.look)
+            except Exception:  # a defect, which must not end the looking
+                logger.exception("event=defect handling=certificates")
+                continue
             if use is not None:
                 use()
             self._warn()
