@@ -40,7 +40,8 @@ class Instance:
     """A set of members that this node belongs to.
 
     ``local``: rank to claim of each of this node's clients that is still in it. ``consents``: nodes that sent their
-    consent; ``consented``: this node sent its own. ``left``: ranks that left on purpose, on any node.
+    consent; ``consented``: this node sent its own. ``left``: ranks that left on purpose, on any node. ``untold``: those
+    of them that the engine learns of behind the change that is under way.
 
     ``members``, ``mine`` (a place among them) and what follows are those of the current ``generation``; ``form`` is
     what the first one began with.
@@ -53,6 +54,7 @@ class Instance:
     consents: set[str] = field(default_factory=set)
     consented: bool = False
     left: set[int] = field(default_factory=set)
+    untold: set[int] = field(default_factory=set)
     error: AllReducedError | None = None
     policy: Policy = Policy.FAIL
     generation: int = 0

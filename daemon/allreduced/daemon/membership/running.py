@@ -119,7 +119,7 @@ class Running:
             ranks = instance.members[place].ranks
             if place not in instance.departed:
                 if error is None:
-                    self._ranks_left(instance, ranks)
+                    self._ranks_of_others_left(instance, ranks)
                     self._departed(instance, place, brief(wording.stopped(node, ranks)))
                     self._reconsider(instance, now)
                 elif proven:
@@ -155,7 +155,7 @@ class Running:
         elif instance.state is State.PROPOSED:
             instance.left.update(frame.ranks)  # the other side is admitted already; told when this one is
         else:
-            self._ranks_left(instance, frame.ranks)
+            self._ranks_of_others_left(instance, frame.ranks)
             self._forget_if_over(instance)
 
     def not_a_member(self, instance: Instance, node: str, error: AllReducedError, now: float) -> None:
@@ -283,6 +283,10 @@ class Running:
         instance.give_up_at = None
         instance.left.update(change.left)
         self._scene.out.append(TellEngine(Changed(instance.group, committed.generation, change)))
+        untold = tuple(sorted(instance.untold.difference(change.left)))
+        instance.untold.clear()
+        if untold:
+            self._scene.out.append(TellEngine(RanksLeft(instance.group, untold)))
         if out:
             instance.state = State.CUT_OFF
             if change.losses:
@@ -390,6 +394,18 @@ class Running:
         if new:
             instance.left.update(new)
             self._scene.out.append(TellEngine(RanksLeft(instance.group, new)))
+
+    def _ranks_of_others_left(self, instance: Instance, ranks: Sequence[int]) -> None:
+        """Take note that ranks of another member left.
+
+        The engine takes a rank that left for one that calls nothing any more, and fails what it has not called. While
+        the generation ends that may be wrong: what the rank called last may have been lost with a link.
+        """
+        if instance.group in self._agreements:
+            instance.untold.update(set(ranks) - instance.left)
+            instance.left.update(ranks)
+        else:
+            self._ranks_left(instance, ranks)
 
     def _forget_if_over(self, instance: Instance) -> None:
         """Forget a group in which no client of this node is, once no other member can need it either."""
