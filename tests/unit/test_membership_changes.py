@@ -7,7 +7,15 @@ from tests.unit.membership_cluster import Cluster, T, formed, group_of, states, 
 
 from allreduced.core.errors import GroupChanged, PeerLost, RankLost, to_wire
 from allreduced.daemon.engine.actions import Frozen as EngineFrozen
-from allreduced.daemon.engine.events import Changed, Freeze, GroupBroken, GroupForgotten, GroupStarted, NodeDeparted
+from allreduced.daemon.engine.events import (
+    Changed,
+    Freeze,
+    GroupBroken,
+    GroupForgotten,
+    GroupStarted,
+    NodeDeparted,
+    RanksLeft,
+)
 from allreduced.daemon.membership.events import (
     ClientGone,
     ClientLeaving,
@@ -99,6 +107,22 @@ def test_a_member_that_was_cut_off_hears_of_the_change_when_it_is_back() -> None
     diverged = GroupChanged("results differ", diverged=True)
     cluster.tell("a", GiveUp(group, diverged))
     assert cluster.agents["a"].ended[clients["a"]] is diverged
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_who_left_while_a_link_was_lost_is_told_behind_the_change(seed: int) -> None:
+    cluster, clients = formed("abc", seed)
+    group = group_of(cluster, clients)
+    cluster.cut("a", "b")
+    cluster.tell("b", ClientLeaving(clients["b"], group))
+    cluster.link("a", "b")
+    cluster.deliver_all()
+    events = cluster.agents["a"].engine
+    (change,) = cluster.agents["a"].changes(group)
+    behind = events[events.index(change) + 1 :]
+    assert [type(event) for event in events[: events.index(change)]] == [GroupStarted, Freeze]
+    assert behind == ([] if change.change.left else [RanksLeft(group, (1,))])
+    assert cluster.agents["a"].ended == {}
 
 
 def test_of_two_that_cannot_reach_each_other_the_higher_place_is_lost() -> None:
