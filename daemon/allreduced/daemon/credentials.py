@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
 from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigError
+from allreduced.daemon.private_file import check_private
 from allreduced.daemon.settings import Security, Settings
 from allreduced.transports.tcp.tls import names_of
 
@@ -169,7 +170,7 @@ def _load(files: CertificateFiles, node: str) -> _Loaded:
             descriptor = _open(name, getattr(files, name))
             stack.callback(os.close, descriptor)
             found[name] = descriptor
-        _check_private(files.key, found["key"])
+        check_private("the key", files.key, found["key"])
         signature = _signature(files)
         listening = _context(ssl.PROTOCOL_TLS_SERVER, files, found)
         dialling = _context(ssl.PROTOCOL_TLS_CLIENT, files, found)
@@ -198,12 +199,6 @@ def _open(name: str, path: str) -> int:
         os.close(descriptor)
         raise ConfigError(f"{where}: {path} is no file of at most {_LONGEST} bytes", path=where)
     return descriptor
-
-
-def _check_private(path: str, descriptor: int) -> None:
-    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-    if mode & 0o027:  # a group may read it: so are keys mounted into containers
-        raise AuthenticationError(f"others may use the key {path} (mode {mode:03o})", hint=f"chmod 600 {path}")
 
 
 def _context(protocol: int, files: CertificateFiles, found: dict[str, int]) -> ssl.SSLContext:
