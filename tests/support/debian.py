@@ -40,14 +40,21 @@ def need(tools: Mapping[str, Sequence[str]]) -> None:
         raise NotPermitted(f"{', '.join(still)} is missing, and {' '.join(known) or 'no package'} does not bring it")
 
 
-def make_tars(layers: Sequence[tuple[Path, Sequence[str]]], *, suite: str = SUITE) -> None:
+def make_tars(
+    layers: Sequence[tuple[Path, Sequence[str]]],
+    *,
+    suite: str = SUITE,
+    then: Sequence[str] = (),
+    makes: Sequence[Path] = (),
+) -> None:
     """Write a root file system as a tar for each layer: its packages, on top of those of the layers before.
 
-    Tars that are all there already stay as they are.
+    ``then``: shell commands after the last layer, with the root as ``$1``, which write the files ``makes``.
+    What is all there already stays as it is.
 
     :raises NotPermitted: there are no packages to be had, or this user must not make root file systems.
     """
-    if all(tar.exists() for tar, _ in layers):
+    if all(path.exists() for path in (*(tar for tar, _ in layers), *makes)):
         return
     need({"mmdebstrap": ("mmdebstrap",)})
     (first, packages), *more = layers
@@ -60,7 +67,7 @@ def make_tars(layers: Sequence[tuple[Path, Sequence[str]]], *, suite: str = SUIT
         "--dpkgopt=force-unsafe-io",  # nobody needs it after a power cut
         # Manuals and translations are most of the files, and none of the use.
         *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale", "info")),
-        *(f"--customize-hook={hook}" for hook in hooks),
+        *(f"--customize-hook={hook}" for hook in (*hooks, *then)),
         *(suite, "-", f"deb {MIRROR} {suite} main"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
