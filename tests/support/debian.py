@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 SUITE = "bookworm"
@@ -26,18 +26,25 @@ def need(tools: Mapping[str, Sequence[str]]) -> None:
     missing = [tool for tool in tools if shutil.which(tool, path=_path()) is None]
     if not missing:
         return
-    wanted = ", ".join(missing)
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise NotPermitted(f"{wanted} is missing, and only root on Debian installs it")
-    packages = sorted({package for tool in missing for package in tools[tool]})
-    known = [package for package in packages if _known(package)]
-    if len(known) < len(packages):
-        _apt("update", "-q")
-        known = [package for package in packages if _known(package)]
-    _apt("install", "-q", "-y", "--no-install-recommends", *known)
+    known = install({package for tool in missing for package in tools[tool]}, what=", ".join(missing))
     still = [tool for tool in missing if shutil.which(tool, path=_path()) is None]
     if still:
         raise NotPermitted(f"{', '.join(still)} is missing, and {' '.join(known) or 'no package'} does not bring it")
+
+
+def install(packages: Collection[str], *, what: str) -> list[str]:
+    """Install those of the packages that this machine's Debian has, and return them. ``what``: what lacks, for errors.
+
+    :raises NotPermitted: they cannot be installed.
+    """
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise NotPermitted(f"{what} is missing, and only root on Debian installs it")
+    known = [package for package in sorted(packages) if _known(package)]
+    if len(known) < len(packages):
+        _apt("update", "-q")
+        known = [package for package in sorted(packages) if _known(package)]
+    _apt("install", "-q", "-y", "--no-install-recommends", *known)
+    return known
 
 
 def make_tars(

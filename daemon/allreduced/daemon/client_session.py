@@ -18,6 +18,7 @@ from allreduced.core.errors import (
 )
 from allreduced.core.identity import GroupKey
 from allreduced.core.log_limit import LogLimit
+from allreduced.core.refusals import Kind, Plane, refused
 from allreduced.daemon.access import Credentials
 from allreduced.daemon.activity import Call, describe, describe_all
 from allreduced.daemon.arena_table import ArenaTable
@@ -237,6 +238,7 @@ class ClientSession:
                     hint="give all ranks the same connect(job_secret=…) or ALLREDUCED_JOB_SECRET",
                 )
         except AllReducedError as error:
+            _count_refused_join(error)
             self._refuse_request(request, error)
             return
         key = GroupKey(self.connection.uid, message.job, message.group)
@@ -473,6 +475,7 @@ class ClientSession:
             if self._joins.pop(request, None) is None:
                 return
             self._user.requests -= 1
+            _count_refused_join(error)
         self._refuse_request(request, error)
         if operation is not None:
             self._operation_over(request, operation)
@@ -574,6 +577,11 @@ class ClientSession:
         if not self._operations:
             self._context.users.settle(self._user)
             self._context.forget(self.client)
+
+
+def _count_refused_join(error: AllReducedError) -> None:
+    if isinstance(error, AuthenticationError):
+        refused(Plane.CLIENTS, Kind.SECRET)
 
 
 def _status(request: int, answer: Answer) -> Generator[local.ToClient, None, None]:

@@ -180,7 +180,8 @@ def _load(files: CertificateFiles, node: str) -> _Loaded:
         raise AuthenticationError(
             f"the certificate {files.certificate} is for {', '.join(sorted(names)) or 'no node'}, and this agent is"
             f" called {node!r}",
-            hint=f"set agent.node, or make a certificate: allreduced certs node {node}",
+            hint="set agent.node (ALLREDUCED_AGENT_NODE, on each node another one) to the name that its certificate is"
+            f" for, or make a certificate: allreduced certs node {node}",
         )
     return _Loaded(files, signature, listening, dialling, expires)
 

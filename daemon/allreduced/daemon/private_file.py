@@ -16,8 +16,8 @@ def too_open(mode: int, owner: int) -> str:
     """Return who may use a file that should not, in words; empty where nobody may. Pure.
 
     Nobody but its owner may use it. A file of root's may also be read, and only read, by its group: root has chosen
-    that group for the agent, and so do volumes of Kubernetes with ``fsGroup``. Of a file of any other owner the group is
-    the one that all files of that user have, and nobody's choice.
+    that group for the agent, and so do volumes of Kubernetes with ``fsGroup``. Of a file of any other owner the group
+    is the one that all files of that user have, and nobody's choice.
     """
     if mode & _OTHERS:
         return "others"

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from allreduced.core.errors import AgentUnavailable, AllReducedError, ConfigError, ProtocolError
 from allreduced.core.identity import PeerIdentity
+from allreduced.core.refusals import Kind, Plane, kind_of, refused
 from allreduced.transports.base import (
     Authenticator,
     Handshake,
@@ -262,6 +263,7 @@ class InprocTransport(Transport):
         try:
             far.start(listener.accepted(far))
         except Exception as error:  # whatever it raises refuses the link
+            refused(Plane.PEERS, kind_of(error, Kind.NAME))
             _log.warning("event=link_refused peer=%s error=%s", far.peer.node, error)
             far.broken("it was refused here")
         return link
