@@ -30,7 +30,8 @@ from allreduced.core.errors import AllReducedError, AuthenticationError, Protoco
 from allreduced.core.identity import PeerIdentity
 
 LOWEST_VERSION = 1
-HIGHEST_VERSION = 1
+HIGHEST_VERSION = 2
+"""Of the agents' protocol. ``protocol.peer.SINCE`` tells what came with each."""
 
 MAX_MESSAGE = 512
 """Bytes of one handshake message at most, header included."""
@@ -169,6 +170,7 @@ class _Side(abc.ABC):
         self._peer: PeerIdentity | None = None
         self._session: _Session | None = None
         self._flow = 0
+        self._version = 0
         self._key = b""
         self._transcript = b""
 
@@ -221,6 +223,12 @@ class _Side(abc.ABC):
     def flows(self) -> int:
         """How many data flows the link has."""
         return self._done().flows
+
+    @property
+    def version(self) -> int:
+        """The version of the protocol that both sides speak."""
+        self._done()
+        return self._version
 
     @property
     def trailing(self) -> bytes:
@@ -399,6 +407,7 @@ class DiallerHandshake(_Side):
             self._fail(ProtocolError("another agent answered for a data flow than for its control flow"))
         self._check_name(peer)
         self._claimed = peer
+        self._version = version
         self._name = name
         self._begin(self._known, self._hello, raw)
         self._expects = {_T_ACCEPT: (_PROOF.size, _PROOF.size), _T_REFUSAL: (_REFUSAL.size, _REFUSAL.size)}
@@ -456,6 +465,7 @@ class ListenerHandshake(_Side):
             if self._known is None or self._known.peer != peer or self._known.flows != flows:
                 self._fail(ProtocolError("a data flow of a link that is not being made here"), _SESSION_UNKNOWN)
         self._claimed = peer
+        self._version = version
         self._flow = flow
         self._flows = flows
         self._name = session if flow else setup.random(_SESSION)

@@ -133,6 +133,7 @@ class Peers(LinkOwner):
                 link.link.remote_address,
                 self._liveness.silence(node, now),
                 *carrier(link.link),
+                version=link.link.version,
             )
             for node, link in sorted(self._up.items())
         )

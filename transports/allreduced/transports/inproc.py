@@ -122,6 +122,7 @@ class InprocLink(QueuedLink):
         remote_address: str,
         options: LinkOptions,
         flows: int,
+        version: int,
     ) -> None:
         super().__init__(
             asyncio.get_running_loop(),
@@ -130,6 +131,7 @@ class InprocLink(QueuedLink):
             local_address=local_address,
             remote_address=remote_address,
             max_frame=options.max_frame,
+            version=version,
         )
         self._flows = [_Flow(self) for _ in range(flows)]
         self._control: deque[bytes] = deque()
@@ -249,6 +251,7 @@ class InprocTransport(Transport):
             remote_address=address,
             options=options,
             flows=control.flows,
+            version=control.version,
         )
         far = InprocLink(
             answered.peer,
@@ -257,6 +260,7 @@ class InprocTransport(Transport):
             remote_address=here,
             options=listener.options,
             flows=control.flows,
+            version=answered.version,
         )
         link.other, far.other = far, link
         link.start(events)

@@ -275,6 +275,7 @@ class TcpListener(Listener):
             local_address=accepted.local,
             remote_address=accepted.remote,
             max_frame=self._options.max_frame,
+            version=accepted.control.version,
         )
         link.fallback_reason = reason
         return link
