@@ -38,6 +38,7 @@ class Project:
             "BASE_IMAGE": BASE,
             "BUILD_IMAGE": BUILD,
             "PIP_ARGUMENTS": "--no-index",
+            "BUILD_NETWORK": "none",  # a daemon of the tests has no bridge, which BuildKit would ask for
             "COMPOSE_PROJECT_NAME": self._name,
             **environment,
         }

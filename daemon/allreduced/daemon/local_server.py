@@ -17,11 +17,12 @@ from allreduced.core.refusals import Kind, Plane, kind_of, refused
 from allreduced.daemon.access import Access, own_uid_only
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.client_connection import READ_BYTES, ClientConnection
-from allreduced.daemon.client_session import ClientSession, LocalContext
+from allreduced.daemon.client_session import ClientSession
 from allreduced.daemon.engine.events import GroupStarted
 from allreduced.daemon.lifetime import Lifetime
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.ports import EventSink, Result
+from allreduced.daemon.session_context import LocalContext
 from allreduced.daemon.slab import Slab
 from allreduced.daemon.socket_path import BoundSocket, bind_socket
 from allreduced.daemon.status import Answer, Answered, StatusService
