@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class KernelJob(NamedTuple):
+    """One reduction, in the order in which ``_native.reduce`` takes it: addresses, and counts of elements.
+
+    The last ``partials`` sources, and the target if ``partial_target``, hold partial results.
+    """
+
+    dtype: int
+    reduction: int
+    divisor: int
+    count: int
+    sources: Sequence[int]
+    target: int
+    partials: int = 0
+    partial_target: bool = False
 
 
 class Kernels(Protocol):
@@ -14,35 +30,14 @@ class Kernels(Protocol):
     ``completed`` returned it.
     """
 
-    def reduce(
-        self,
-        dtype: int,
-        reduction: int,
-        divisor: int,
-        count: int,
-        sources: Sequence[int],
-        target: int,
-        *,
-        partials: int,
-        partial_target: bool,
-    ) -> None:
-        """Reduce at once. The last ``partials`` sources and the target may hold partial results: see ``_native``."""
+    def reduce(self, job: KernelJob) -> None:
+        """Reduce at once."""
 
-    def submit(
-        self,
-        job: int,
-        dtype: int,
-        reduction: int,
-        divisor: int,
-        count: int,
-        sources: Sequence[int],
-        target: int,
-        priority: int,
-        *,
-        partials: int,
-        partial_target: bool,
-    ) -> None:
-        """Queue one job; higher priority first, then in order."""
+    def submit(self, number: int, job: KernelJob, priority: int, share: int) -> None:
+        """Queue one job. ``share``: whose it is, any number.
+
+        Shares with jobs get equal parts of the threads; within one higher priority first, then in order.
+        """
 
     def completed(self) -> list[int]:
         """Return the jobs that completed since the last call. Never blocks."""
@@ -66,8 +61,17 @@ class NativeKernels:
         from allreduced.daemon.kernels import _native  # here, so that the rest of the agent is tested without it
 
         self._pool = _native.Pool(threads or len(os.sched_getaffinity(0)), cpus, nice)
-        self.reduce = _native.reduce
-        self.submit = self._pool.submit
+        self._reduce = _native.reduce
+        self._submit = self._pool.submit
         self.completed = self._pool.completed
         self.fileno = self._pool.fileno
         self.close = self._pool.close
+
+    def reduce(self, job: KernelJob) -> None:
+        """Reduce at once. See ``Kernels``."""
+        self._reduce(*job)
+
+    def submit(self, number: int, job: KernelJob, priority: int, share: int) -> None:
+        """Queue one job. See ``Kernels``."""
+        *asked, partials, partial_target = job
+        self._submit(number, *asked, priority, partials=partials, partial_target=partial_target, share=share)
