@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 
 class KernelJob(NamedTuple):
-    """One reduction, in the order in which ``_native.reduce`` takes it: addresses, and counts of elements.
+    """One reduction, in the order in which ``_native.reduce`` takes it: addresses, and the number of elements.
 
     The last ``partials`` sources, and the target if ``partial_target``, hold partial results.
     """
@@ -16,7 +16,7 @@ class KernelJob(NamedTuple):
     dtype: int
     reduction: int
     divisor: int
-    count: int
+    elements: int
     sources: Sequence[int]
     target: int
     partials: int = 0
@@ -73,5 +73,17 @@ class NativeKernels:
 
     def submit(self, number: int, job: KernelJob, priority: int, share: int) -> None:
         """Queue one job. See ``Kernels``."""
-        *asked, partials, partial_target = job
-        self._submit(number, *asked, priority, partials=partials, partial_target=partial_target, share=share)
+        dtype, reduction, divisor, elements, sources, target, partials, partial_target = job
+        self._submit(
+            number,
+            dtype,
+            reduction,
+            divisor,
+            elements,
+            sources,
+            target,
+            priority,
+            partials=partials,
+            partial_target=partial_target,
+            share=share,
+        )

@@ -41,13 +41,13 @@ class MeteredKernels:
         self._kernels.reduce(job)
         self.loop_seconds += perf_counter() - begin
         self.loop_jobs += 1
-        self.loop_bytes += job.count * self._item_bytes[job.dtype] * len(job.sources)
+        self.loop_bytes += job.elements * self._item_bytes[job.dtype] * len(job.sources)
 
     def submit(self, number: int, job: KernelJob, priority: int, share: int) -> None:
         """Queue one job. See ``Kernels``."""
         self._kernels.submit(number, job, priority, share)
         self.pool_jobs += 1
-        self.pool_bytes += job.count * self._item_bytes[job.dtype] * len(job.sources)
+        self.pool_bytes += job.elements * self._item_bytes[job.dtype] * len(job.sources)
 
 
 class ThreadClock:
