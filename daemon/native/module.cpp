@@ -47,7 +47,7 @@ NB_MODULE(_native, module) {
 
     module.def("instruction_set", &allreduced::instruction_set);
     module.def("reduce", &reduce, "dtype"_a, "reduction"_a, "divisor"_a, "count"_a, "sources"_a, "target"_a,
-               "partials"_a = 0, "partial_target"_a = false);
+               nb::kw_only(), "partials"_a = 0, "partial_target"_a = false);
 
     nb::class_<allreduced::Pool>(module, "Pool")
         .def(nb::init<int, const std::vector<int>&, int>(), "threads"_a, "cpus"_a = std::vector<int>{}, "nice"_a = 0)

@@ -17,7 +17,6 @@ from allreduced.daemon.driver import Driver
 from allreduced.daemon.engine import actions, events
 from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER as RESULT
 from allreduced.daemon.engine.region import Region
-from allreduced.daemon.kernel_port import KernelJob
 from allreduced.daemon.membership import actions as membership_actions
 from allreduced.daemon.membership import events as membership_events
 from allreduced.daemon.ports import Result
@@ -67,13 +66,38 @@ class FakeKernels:
         self.at_once = 0
         self.fails = False
 
-    def reduce(self, job: KernelJob) -> None:
+    def reduce(
+        self,
+        dtype: int,
+        reduction: int,
+        divisor: int,
+        count: int,
+        sources: Sequence[int],
+        target: int,
+        *,
+        partials: int,
+        partial_target: bool,
+    ) -> None:
         if self.fails:
             raise ValueError("unknown reduction")
         self.at_once += 1
 
-    def submit(self, number: int, job: KernelJob, priority: int, share: int) -> None:
-        self.queued.append((number, priority, share))
+    def submit(
+        self,
+        job: int,
+        dtype: int,
+        reduction: int,
+        divisor: int,
+        count: int,
+        sources: Sequence[int],
+        target: int,
+        priority: int,
+        *,
+        partials: int,
+        partial_target: bool,
+        share: int,
+    ) -> None:
+        self.queued.append((job, priority, share))
 
     def complete(self, job: int) -> None:
         self._done.append(job)

@@ -19,7 +19,6 @@ from allreduced.daemon.engine.events import Submitted
 from allreduced.daemon.engine.lateness import Lateness
 from allreduced.daemon.engine.reading import GroupReading, Reading
 from allreduced.daemon.histogram import Histogram
-from allreduced.daemon.kernel_port import KernelJob
 from allreduced.daemon.metrics.calls import CallMeter
 from allreduced.daemon.metrics.catalogue import CATALOGUE, Described, Kind
 from allreduced.daemon.metrics.exposition import SAMPLES_AT_ONCE, Exposition
@@ -205,8 +204,8 @@ def test_histograms_put_a_value_at_a_bound_below_it() -> None:
 def test_kernels_are_counted_where_they_run() -> None:
     inner = FakeKernels()
     kernels = MeteredKernels(inner, lambda: 0.0)
-    kernels.reduce(KernelJob(int(DType.FLOAT64), 1, 1, 10, [1, 2, 3], 4))
-    kernels.submit(5, KernelJob(int(DType.INT8), 1, 1, 100, [1, 2], 4), 7, 1001)
+    kernels.reduce(int(DType.FLOAT64), 1, 1, 10, [1, 2, 3], 4, partials=0, partial_target=False)
+    kernels.submit(5, int(DType.INT8), 1, 1, 100, [1, 2], 4, 7, partials=0, partial_target=False, share=1001)
     assert (kernels.loop_jobs, kernels.loop_bytes, kernels.pool_jobs, kernels.pool_bytes) == (1, 240, 1, 200)
     assert kernels.loop_seconds > 0
     assert inner.queued == [(5, 7, 1001)]

@@ -19,7 +19,7 @@ from allreduced.daemon.chronicle import Chronicle
 from allreduced.daemon.defects import Action, Event, defect, touched_by_action, touched_by_event
 from allreduced.daemon.engine import actions as engine_actions
 from allreduced.daemon.engine import events as engine_events
-from allreduced.daemon.kernel_port import KernelJob, Kernels
+from allreduced.daemon.kernel_port import Kernels
 from allreduced.daemon.lazy_timer import LazyTimer
 from allreduced.daemon.membership import actions as membership_actions
 from allreduced.daemon.membership import events as membership_events
@@ -277,22 +277,35 @@ class Driver:
 
     def _reduce(self, action: engine_actions.Reduce) -> None:
         address = self._arenas.address
-        job = KernelJob(
+        sources = [address(source) for source in action.sources]
+        target = address(action.target)
+        if action.target.nbytes * (len(sources) + 1) <= AT_ONCE:
+            self._kernels.reduce(
+                action.dtype,
+                action.reduction,
+                action.divisor,
+                action.count,
+                sources,
+                target,
+                partials=action.partials,
+                partial_target=action.partial_target,
+            )
+            self.engine_event(engine_events.Reduced(action.job))
+            return
+        self._jobs[action.job] = action.target.buffer
+        self._kernels.submit(
+            action.job,
             action.dtype,
             action.reduction,
             action.divisor,
             action.count,
-            [address(source) for source in action.sources],
-            address(action.target),
-            action.partials,
-            action.partial_target,
+            sources,
+            target,
+            action.priority,
+            partials=action.partials,
+            partial_target=action.partial_target,
+            share=action.share,
         )
-        if action.target.nbytes * (len(job.sources) + 1) <= AT_ONCE:
-            self._kernels.reduce(job)
-            self.engine_event(engine_events.Reduced(action.job))
-            return
-        self._jobs[action.job] = action.target.buffer
-        self._kernels.submit(action.job, job, action.priority, action.share)
 
     def _post_receive(self, action: engine_actions.PostReceive) -> None:
         link = self._peers.link(action.node)

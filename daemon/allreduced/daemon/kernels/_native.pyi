@@ -10,6 +10,7 @@ def reduce(
     count: int,
     sources: Sequence[int],
     target: int,
+    *,
     partials: int = 0,
     partial_target: bool = False,
 ) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
 from allreduced.core.dtypes import DType
-from allreduced.daemon.kernel_port import KernelJob, Kernels
+from allreduced.daemon.kernel_port import Kernels
 
 THREAD_NAME = "reduce-"
 """What the names of the reduction threads begin with (``pool.cpp``)."""
@@ -35,19 +35,58 @@ class MeteredKernels:
         self.pool_jobs = self.pool_bytes = 0
         """The same of those that were given to the threads."""
 
-    def reduce(self, job: KernelJob) -> None:
+    def reduce(
+        self,
+        dtype: int,
+        reduction: int,
+        divisor: int,
+        count: int,
+        sources: Sequence[int],
+        target: int,
+        *,
+        partials: int,
+        partial_target: bool,
+    ) -> None:
         """Reduce at once. See ``Kernels``."""
         begin = perf_counter()
-        self._kernels.reduce(job)
+        self._kernels.reduce(
+            dtype, reduction, divisor, count, sources, target, partials=partials, partial_target=partial_target
+        )
         self.loop_seconds += perf_counter() - begin
         self.loop_jobs += 1
-        self.loop_bytes += job.elements * self._item_bytes[job.dtype] * len(job.sources)
+        self.loop_bytes += count * self._item_bytes[dtype] * len(sources)
 
-    def submit(self, number: int, job: KernelJob, priority: int, share: int) -> None:
+    def submit(
+        self,
+        job: int,
+        dtype: int,
+        reduction: int,
+        divisor: int,
+        count: int,
+        sources: Sequence[int],
+        target: int,
+        priority: int,
+        *,
+        partials: int,
+        partial_target: bool,
+        share: int,
+    ) -> None:
         """Queue one job. See ``Kernels``."""
-        self._kernels.submit(number, job, priority, share)
+        self._kernels.submit(
+            job,
+            dtype,
+            reduction,
+            divisor,
+            count,
+            sources,
+            target,
+            priority,
+            partials=partials,
+            partial_target=partial_target,
+            share=share,
+        )
         self.pool_jobs += 1
-        self.pool_bytes += job.elements * self._item_bytes[job.dtype] * len(job.sources)
+        self.pool_bytes += count * self._item_bytes[dtype] * len(sources)
 
 
 class ThreadClock:
