@@ -167,8 +167,9 @@ def test_shares_get_equal_parts_of_the_threads(
     """``first``, ``second``: the jobs of the shares A and B, as parts of a piece; A is urgent."""
     for attempt in range(1, 6):
         pool = make_pool()
-        for job in range(100, 103):  # that A had all threads until now is no reason to let it wait
-            Sum(PIECE // 8).submit(pool, job, share=1)
+        before = [Sum(PIECE // 8) for _ in range(3)]  # that A had all threads until now is no reason to let it wait
+        for job, work in enumerate(before):
+            work.submit(pool, job, share=1)
         collect(pool, 3)
         blocker = Sum(PIECE // 8, sources=2000 * attempt)
         blocker.submit(pool, 0, share=9)
