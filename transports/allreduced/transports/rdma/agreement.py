@@ -209,6 +209,7 @@ class RdmaNegotiator:
             local_address=accepted.local,
             remote_address=accepted.remote,
             max_frame=accepted.options.max_frame,
+            version=accepted.control.version,
         )
 
     async def offer(self, opened: Opened, conversation: Conversation) -> FlowLink | str:
@@ -258,6 +259,7 @@ class RdmaNegotiator:
             local_address=opened.local,
             remote_address=opened.remote,
             max_frame=opened.options.max_frame,
+            version=opened.control.version,
         )
 
     def _half(self, stream: Stream, host: str, options: LinkOptions, flows: int) -> _Half:

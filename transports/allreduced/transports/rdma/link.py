@@ -93,6 +93,7 @@ class RdmaLink(FlowLink):
         local_address: str,
         remote_address: str,
         max_frame: int,
+        version: int,
     ) -> None:
         self._endpoint = endpoint
         self._sources = Sources(endpoint, self._unregistrable)
@@ -113,6 +114,7 @@ class RdmaLink(FlowLink):
             local_address=local_address,
             remote_address=remote_address,
             max_frame=min(max_frame, endpoint.local.max_message),
+            version=version,
         )
         self.data_path = path_text(endpoint.local, mtu)
         self._watches = [
