@@ -7,11 +7,11 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import psutil
 import pytest
 import uvloop
+from tests.support.shared_names import left_behind, shared_names
 
 # libuv makes one pipe for signals per process, with the first loop, and keeps it.
 uvloop.new_event_loop().close()
@@ -54,7 +54,7 @@ def _foreign(found: Mapping[str, str]) -> dict[str, str]:
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a descriptor, a thread, a child process or a name in /dev/shm behind."""
     descriptors, threads = _foreign(_descriptors()), set(threading.enumerate())
-    children, shm = _children(), set(Path("/dev/shm").iterdir())
+    children, shm = _children(), shared_names()
     yield
     gc.collect()
     left = {fd: target for fd, target in _foreign(_descriptors()).items() if descriptors.get(fd) != target}
@@ -63,5 +63,5 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not running, f"threads left behind: {running}"
     orphans = _children() - children
     assert not orphans, f"processes left behind: {orphans}"
-    names = set(Path("/dev/shm").iterdir()) - shm
+    names = left_behind(shm)
     assert not names, f"shared memory left behind: {names}"

@@ -15,6 +15,7 @@ from allreduced.core.errors import ConfigError
 from allreduced.transports.rdma import verbs
 from allreduced.transports.rdma.devices import choose
 from allreduced.transports.rdma.options import RdmaOptions
+from allreduced.transports.rdma.verbs.binding import Modules
 from allreduced.transports.rdma.verbs_port import (
     AsyncKind,
     CompletionKind,
@@ -221,7 +222,7 @@ def fake_pyverbs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     _Context.news.clear()
     monkeypatch.setattr(_Context, "denied", False)
     monkeypatch.setattr(_Pair, "full", False)
-    return verbs.PyverbsVerbs(verbs._Modules())
+    return verbs.PyverbsVerbs(Modules())
 
 
 class _Named:
