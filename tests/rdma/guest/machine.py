@@ -168,7 +168,7 @@ class Console:
 
 def _arguments(machine: Machine, out: Path, memory: int) -> list[str]:
     kernel_arguments = (
-        "console=ttyS0 quiet panic=-1 mitigations=off nokaslr random.trust_cpu=on rdinit=/init "
+        "console=ttyS0 quiet panic=-1 mitigations=off nokaslr random.trust_cpu=on tsc=reliable no_timer_check rdinit=/init "
         f"guest.modules={machine.kernel.modules.resolve()}"
     )
     return [
