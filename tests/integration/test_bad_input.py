@@ -100,6 +100,14 @@ async def check(ranks: Sequence[AsyncCommunicator]) -> None:
     for count in (3, 5000):
         results = await asyncio.gather(*(rank.all_reduce(np.full(count, number)) for number, rank in enumerate(ranks)))
         assert [result.tolist() for result in results] == [[total] * count] * len(ranks)
+    for name in (None, "list"):
+        lists = await asyncio.gather(
+            *(
+                rank.all_reduce_many([np.ones(2, "f4"), np.array([number])], name=name)
+                for number, rank in enumerate(ranks)
+            )
+        )
+        assert [[x.tolist() for x in each] for each in lists] == [[[len(ranks)] * 2, [total]]] * len(ranks)
 
 
 Call = Callable[[int, AsyncCommunicator], AsyncWork[object]]
@@ -156,6 +164,45 @@ async def test_a_mismatch_is_told_to_all_ranks_with_what_each_called(start_agent
                 assert (error.field, error.by_rank) == (field, dict(enumerate(values))), case
             await check(ranks)
     assert [agent.logged() for agent in agents] == ["", "", ""]
+
+
+@pytest.mark.parametrize("count", ONES)
+async def test_lists_that_differ_are_a_mismatch_and_later_ones_meet(start_agent: StartAgent, count: int) -> None:
+    x = ONES[count]
+    single = x.astype("float32")
+    flat = f"({count},)"
+    cases: dict[str, tuple[Call, str, list[str]]] = {
+        "types in another order": (
+            lambda rank, comm: comm.all_reduce_many([single, x] if rank % 2 else [x, single]),
+            "shape",
+            [f"float64{flat};float32{flat}", f"float32{flat};float64{flat}"] * 3,
+        ),
+        "fewer on some": (
+            lambda rank, comm: comm.all_reduce_many([single, x] if rank < 5 else [single, single], name="list"),
+            "shape",
+            [f"float32{flat};float64{flat}"] * 5 + [f"{flat};{flat}"],
+        ),
+        "others on some": (
+            lambda rank, comm: comm.all_reduce_many([single, x] if rank else [single, x.astype("int64")], name="list"),
+            "shape",
+            [f"float32{flat};int64{flat}"] + [f"float32{flat};float64{flat}"] * 5,
+        ),
+        "an empty list on some": (
+            lambda rank, comm: comm.all_reduce_many([x, single] if rank != 2 else []),
+            "shape",
+            [f"float64{flat};float32{flat}"] * 2 + [""] + [f"float64{flat};float32{flat}"] * 3,
+        ),
+    }
+    agents = three_agents(start_agent)
+    async with asyncio.timeout(BOUND), unharmed(agents), group(agents, PLACES) as ranks:
+        for case, (call, field, values) in cases.items():
+            for error in await outcomes([call(number, rank) for number, rank in enumerate(ranks)]):
+                assert isinstance(error, MismatchError), case
+                assert (error.field, error.by_rank) == (field, dict(enumerate(values))), case
+            await check(ranks)
+    # What some ranks had in their lists and others had not is waited for until these leave.
+    lines = [line for agent in agents for line in agent.logged().splitlines()]
+    assert all("left the group without calling" in line and "64#" in line for line in lines), lines
 
 
 async def test_a_rank_that_does_not_come_is_named_on_all_others_and_learns_it_later(start_agent: StartAgent) -> None:

@@ -12,13 +12,15 @@ from pathlib import Path
 from allreduced.cli.processes import descendants
 
 RANK = """
+import os
 import numpy as np
 from allreduced.client import connect
 
 with connect() as comm:
     total = comm.all_reduce(np.arange(3000, dtype="int64") * (comm.rank + 1), op="sum")
     assert total.tolist() == [10 * number for number in range(3000)], total
-    print(f"{comm.rank}/{comm.size} {comm.local_rank}/{comm.local_size} {comm.nodes[comm.node]} {','.join(comm.nodes)}")
+    line = f"{comm.rank}/{comm.size} {comm.local_rank}/{comm.local_size} {comm.nodes[comm.node]} {','.join(comm.nodes)}"
+    os.write(1, f"{line}\\n".encode())  # in one piece: all ranks write into one pipe
 """
 
 

@@ -23,6 +23,7 @@ def test_many_shapes() -> None:
     assert shapes_text([(3, 4), (5,)]) == "(3, 4);(5,)"
     assert shapes_text([(3, 4)]) == "(3, 4)"
     assert shapes_text([]) == ""
+    assert shapes_text([(3, 4), ()], ["float32", "int64"]) == "float32(3, 4);int64()"
 
 
 def test_a_long_text_keeps_its_beginning_and_stays_different() -> None:

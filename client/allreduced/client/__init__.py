@@ -3,9 +3,10 @@
 Needs NumPy and msgpack only, starts no thread, and imports nothing of the agent. Read it in this order:
 ``communicator`` with ``reducing`` and ``moving`` (what users call; ``async_…`` for event loops), ``call`` and
 ``operation`` (a call, checked and cut into parts), ``conversation`` (the protocol, without IO), with ``staging`` (how
-inputs get to the agent) and ``outbox`` (what waits to be sent), ``session`` and ``async_session`` (who moves its bytes:
-blocking callers, an event loop), ``leaving`` (where nobody closed them), ``buffers`` (shared memory), ``attach`` and
-``private_agent`` (how a connection is made, and again after the loss of the agent), ``environment`` (who am I).
+inputs get to the agent), ``uses`` (how often a name was called) and ``outbox`` (what waits to be sent), ``session`` and
+``async_session`` (who moves its bytes: blocking callers, an event loop), ``leaving`` (where nobody closed them),
+``buffers`` (shared memory), ``attach`` and ``private_agent`` (how a connection is made, and again after the loss of the
+agent), ``environment`` (who am I).
 """
 
 from allreduced.client.async_communicator import AsyncCommunicator

@@ -124,8 +124,7 @@ class AsyncCommunicator(AsyncReducing, AsyncMoving):
         await self.close()
 
     def _start(self, operation: Operation) -> AsyncWork[object]:
-        if operation.parts:
-            self._session.submit(operation)
+        self._session.submit(operation)
         return AsyncWork(self._session, operation)
 
 

@@ -12,7 +12,6 @@ from allreduced.client.operation import Operation, Part, Sink, signature
 from allreduced.client.overlap import Use, find_conflict
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import InvalidArgument
-from allreduced.core.limits import check_name
 from allreduced.core.reductions import Reduction, parse_reduction
 from allreduced.protocol.shapes import shape_text, shapes_text
 
@@ -98,17 +97,16 @@ def all_reduce_many(
         sinks.setdefault(tensor.dtype, []).append((tensor, sink))
     if out is not None:
         _check_overlap(given, [sink for pairs in sinks.values() for _, sink in pairs])
-    # Every part tells all shapes, so that lists which differ anywhere are a mismatch and not a wait for the deadline.
-    shape = shapes_text(tensor.array.shape for tensor in given)
+    # Every part tells all shapes, and all dtypes where there are several, so that lists which differ anywhere are a
+    # mismatch and not a wait for the deadline, or worse.
+    shape = shapes_text([tensor.array.shape for tensor in given], _labels(given) if len(sinks) > 1 else None)
     parts: list[Part] = []
-    for dtype in sorted(sinks):
-        pairs = sinks[dtype]
-        suffix = f"/{dtype.label}" if name and parts else ""
-        check_name("name", name + suffix)
+    for dtype in sorted(sinks) or (_dtype_of_none(op),):
+        pairs = sinks.get(dtype, [])
         count = sum(tensor.array.size for tensor, _ in pairs)
         part = Part(
             signature("all_reduce_many", dtype, parse_reduction(op, dtype), shape, count, -1),
-            name + suffix,
+            name,  # where there are several parts the conversation gives names to all but the first
             tuple(tensor.array for tensor, _ in pairs),
             tuple(sink for _, sink in pairs),
         )
@@ -122,6 +120,15 @@ def all_reduce_many(
         priority=priority,
         algorithm=algorithm,
     )
+
+
+def _labels(tensors: Sequence[Tensor]) -> list[str]:
+    return [tensor.dtype.label for tensor in tensors]
+
+
+def _dtype_of_none(op: str) -> DType:
+    """Return the dtype under which an empty list is told: one for which ``op`` is defined, the same on all ranks."""
+    return DType.INT32 if op in ("band", "bor", "bxor") else DType.FLOAT32
 
 
 def _check_overlap(tensors: Sequence[Tensor], sinks: Sequence[Sink]) -> None:

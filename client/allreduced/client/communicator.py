@@ -161,7 +161,6 @@ class Communicator(Reducing, Moving):
 
     def _start(self, operation: Operation, async_op: bool) -> object:
         if async_op:
-            if operation.parts:
-                self._session.submit(operation)
+            self._session.submit(operation)
             return Work(self._session, operation)
-        return self._session.call(operation) if operation.parts else operation.outcome()
+        return self._session.call(operation)

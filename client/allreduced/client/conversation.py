@@ -18,6 +18,7 @@ from allreduced.client.buffers import Lease, Mapping
 from allreduced.client.operation import Operation, Outcome, Part
 from allreduced.client.outbox import Outbox
 from allreduced.client.staging import ArenaRequest, Staging, pieces
+from allreduced.client.uses import Uses, further_name
 from allreduced.core.errors import (
     AgentUnavailable,
     AllReducedError,
@@ -93,6 +94,7 @@ class Conversation:
         self._backlog: deque[Part] = deque()
         self._reader = MessageReader(MAX_MESSAGE)
         self._descriptors: deque[int] = deque()
+        self._uses = Uses()
         self._join_request = 0
         self._default_deadline = 0.0
         self._all_ranks: tuple[int, ...] = ()
@@ -144,7 +146,11 @@ class Conversation:
             self.check()
         if self.returned:
             self._flush_returned()  # first: the agent may need that memory for this very call
-        self._backlog.extend(operation.parts)
+        parts = operation.parts
+        use = self._uses.count(parts[0].name)
+        for part in parts[1:]:
+            part.name = further_name(parts[0].name, part.signature.dtype, use)
+        self._backlog.extend(parts)
         self.advance()
 
     def check(self) -> None:

@@ -168,8 +168,6 @@ class Operation:
         """What WorkInfo tells, of each part that ended well."""
         for part in parts:
             part.operation = self
-        if not parts:
-            self._succeed()
 
     def materialize(self, part: Part, outcome: Outcome) -> AllReducedError | None:
         """Bring the part's result to where the caller wants it. Copies; touches nothing that a lock guards.

@@ -146,7 +146,7 @@ class Reducing(Starter):
         The tensors of one dtype travel as one operation, so a list of many small ones costs little more than one of
         their total size. They may differ in shape and dtype; all ranks give the same list of shapes. ``out``: one
         array for each tensor; may be ``tensors`` itself. Everything else, and the errors, as :meth:`all_reduce`.
-        An empty list is fine and is not an operation.
+        An empty list is fine; the other ranks must give one too.
         """
         options = call.Options(name, deadline, priority, algorithm, deterministic)
         return self._start(call.all_reduce_many(tensors, op=op, out=out, view=view, options=options), async_op)

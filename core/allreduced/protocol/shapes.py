@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterable
 
 LONGEST = 512
@@ -16,9 +17,15 @@ def shape_text(shape: Iterable[int]) -> str:
     return _bounded(_one(shape))
 
 
-def shapes_text(shapes: Iterable[Iterable[int]]) -> str:
-    """Return the canonical text of the shapes of many tensors, in order: ``(3, 4);(5,)``."""
-    return _bounded(";".join(map(_one, shapes)))
+def shapes_text(shapes: Iterable[Iterable[int]], dtypes: Iterable[str] | None = None) -> str:
+    """Return the canonical text of the shapes of many tensors, in order: ``(3, 4);(5,)``.
+
+    ``dtypes``: their types, where these are not all the same: ``float32(3, 4);int64(5,)``.
+    """
+    texts = map(_one, shapes)
+    if dtypes is not None:
+        texts = map(operator.add, dtypes, texts)
+    return _bounded(";".join(texts))
 
 
 def _one(shape: Iterable[int]) -> str:

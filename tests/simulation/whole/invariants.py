@@ -20,6 +20,7 @@ from allreduced.core.errors import (
     PeerLost,
     RankLost,
 )
+from allreduced.protocol.change import Change
 
 if TYPE_CHECKING:
     from tests.simulation.whole.agent import SimulatedAgent
@@ -169,6 +170,8 @@ def _together(world: World, good: Seat, bad: Seat, key: tuple[str, int]) -> bool
     ended = bad.failed[key][2]
     if any(at is not None and at < ended for at in (good.gone_at, good.cut_off)):
         return False  # it cannot give the result to anybody any more, and who else had it may be gone as well
+    if any(at <= ended and good.node not in _nodes(change) for change, at in bad.installed.values()):
+        return False  # the others went on without it before they had the result from it; it must learn so
     generation = min(good.delivered[key][0], bad.failed[key][0])
     for end, (change, _) in good.installed.items():
         if end >= generation and end in bad.installed:
@@ -177,6 +180,10 @@ def _together(world: World, good: Seat, bad: Seat, key: tuple[str, int]) -> bool
         return False  # the others went on without one of them
     ended = max(good.delivered[key][1], ended)
     return all(seat.cut_off is None and (seat.gone_at is None or seat.gone_at > ended) for seat in (good, bad))
+
+
+def _nodes(change: Change) -> frozenset[str]:
+    return frozenset(member.node for member in change.members)
 
 
 def _own(error: AllReducedError) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,8 +36,8 @@ def test_all_reduce_many_packs_each_dtype(agent: FakeAgent, comm: Communicator) 
         assert got.dtype == given.dtype
         assert got.shape == given.shape
     submits = [message for message in agent.seen if isinstance(message, Submit)]
-    assert [(submit.name, submit.count) for submit in submits] == [("grads", 6 + LARGE + 1), ("grads/int64", 4)]
-    assert submits[0].shape == submits[1].shape == "(2, 3);(4,);(100000,);()"
+    assert [(submit.name, submit.count) for submit in submits] == [("grads", 6 + LARGE + 1), ("grads/int64#0", 4)]
+    assert submits[0].shape == submits[1].shape == "float32(2, 3);int64(4,);float32(100000,);float32()"
 
 
 def test_all_reduce_many_takes_any_collection_but_no_single_array(agent: FakeAgent, comm: Communicator) -> None:
@@ -71,11 +72,28 @@ def test_neighbours_in_an_arena_are_not_packed(agent: FakeAgent, comm: Communica
     assert submits[0].offset == submits[1].offset
 
 
-def test_an_empty_list_is_no_operation(agent: FakeAgent, comm: Communicator) -> None:
+def test_an_empty_list_is_an_operation_that_others_can_meet(agent: FakeAgent, comm: Communicator) -> None:
     assert comm.all_reduce_many([]) == []
     none: list[npt.NDArray[np.float32]] = []
-    assert comm.all_reduce_many(none, async_op=True).wait() == []
-    assert agent.count(Submit) == 0
+    assert comm.all_reduce_many(none, op="band", async_op=True).wait() == []
+    submits = [message for message in agent.seen if isinstance(message, Submit)]
+    assert [(submit.kind, submit.shape, submit.count) for submit in submits] == [("all_reduce_many", "", 0)] * 2
+    with pytest.raises(InvalidArgument, match="reduction 'average' is not supported"):
+        comm.all_reduce_many(none, op="average")
+
+
+def test_operations_of_one_list_have_names_that_no_other_call_has(agent: FakeAgent, comm: Communicator) -> None:
+    mixed: list[npt.NDArray[np.number]] = [np.ones(3), np.ones(3, np.float32)]
+    comm.all_reduce(np.ones(3), name="x")
+    comm.barrier()
+    long = "é" * 128
+    for name in ("x", None, "x", None, long):
+        comm.all_reduce_many(mixed, name=name)
+    names = [message.name for message in agent.seen if isinstance(message, Submit)][2:]
+    digest = hashlib.sha256(long.encode()).hexdigest()
+    assert names == [
+        *("x", "x/float64#1", "", "/float64#1", "x", "x/float64#2", "", "/float64#2", long, f"{digest}/float64#0")
+    ]
 
 
 def test_the_first_error_of_several_parts_wins(agent: FakeAgent, comm: Communicator) -> None:
@@ -83,7 +101,7 @@ def test_the_first_error_of_several_parts_wins(agent: FakeAgent, comm: Communica
     tensors: list[npt.NDArray[np.floating]] = [np.ones(3), np.ones(3, np.float32)]
     out: list[npt.NDArray[np.floating]] = [np.zeros(3), np.zeros(3, np.float32)]
     work = comm.all_reduce_many(tensors, name="m", out=out, async_op=True)
-    agent.fail("m/float64", RankLost("gone", ranks=[1]))
+    agent.fail("m/float64#0", RankLost("gone", ranks=[1]))
     with pytest.raises(RankLost):
         work.wait()
     agent.complete("m")
