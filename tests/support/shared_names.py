@@ -24,10 +24,10 @@ def shared_names() -> frozenset[Path]:
 def left_behind(before: Set[Path], seconds: float = SECONDS) -> frozenset[Path]:
     """Return names that are new since ``before``, stay, and are not in use by another process."""
     until = time.monotonic() + seconds
-    while new := shared_names() - before:
-        if not (new := new - _used_elsewhere()) or time.monotonic() > until:
-            return new
+    new = shared_names() - before
+    while new and (new := new - _used_elsewhere()) and time.monotonic() < until:
         time.sleep(0.02)
+        new &= shared_names()  # others may come and go meanwhile
     return new
 
 
