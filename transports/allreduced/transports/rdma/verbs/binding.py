@@ -10,7 +10,7 @@ from typing import Any, Final
 from allreduced.transports.rdma.verbs_port import VerbsError
 
 _ENUM_MODULES: Final = ("pyverbs.enums", "pyverbs.libibverbs_enums")
-"""Where the constants are: up to rdma-core 50 or so, and after that."""
+"""Where the constants are: up to rdma-core 56 at least, and in later ones."""
 
 
 @contextmanager

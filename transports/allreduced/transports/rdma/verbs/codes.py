@@ -53,6 +53,15 @@ _NEWS: Final = {
 """What asynchronous events mean (``enum ibv_event_type``)."""
 
 
+def gid_text(gid: bytes) -> str:
+    """Return a GID in the only form that pyverbs reads: eight groups of four digits.
+
+    ``ipaddress`` writes the address of IPv4 in it with dots from Python 3.13 on.
+    """
+    digits = gid.hex()
+    return ":".join(digits[at : at + 4] for at in range(0, len(digits), 4))
+
+
 def news(number: int) -> AsyncNews:
     """Return what an asynchronous event says."""
     kind, text = _NEWS.get(number, (AsyncKind.OTHER, f"event {number}"))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Sequence
 from typing import Any
 
 from allreduced.transports.rdma.verbs.binding import Modules, translated
+from allreduced.transports.rdma.verbs.codes import gid_text
 from allreduced.transports.rdma.verbs.handles import Closable
 from allreduced.transports.rdma.verbs_port import MTUS, PathTo, ReceiveRequest, SendKind, SendRequest
 
@@ -34,7 +34,7 @@ class Pair(Closable):
         addr, qp = self._modules.addr, self._modules.qp
         with translated("cannot connect a queue pair"):
             route = addr.GlobalRoute(
-                dgid=addr.GID(ipaddress.IPv6Address(path.remote_gid).exploded),
+                dgid=addr.GID(gid_text(path.remote_gid)),
                 sgid_index=path.local.gid.index,
                 hop_limit=path.hop_limit,
                 traffic_class=path.traffic_class,
