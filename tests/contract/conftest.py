@@ -30,7 +30,6 @@ from allreduced.transports.rdma.transport import AutoTransport, RdmaTransport
 from allreduced.transports.rdma.verbs_port import Verbs
 from allreduced.transports.registry import scheme_of, transport
 
-
 ENDPOINTS = {
     "inproc": "inproc://contract:0",
     "tcp-ipv4": "tcp://127.0.0.1:0",

@@ -169,9 +169,9 @@ class Console:
 def _arguments(machine: Machine, out: Path, memory: int) -> list[str]:
     kernel_arguments = (
         "console=ttyS0 quiet panic=-1 mitigations=off nokaslr random.trust_cpu=on rdinit=/init "
-        # A busy machine holds the guest up, which must not look to it like a broken timer, or a clock to be given up
-        # for one that costs a trip out of the emulation each time it is read.
-        "tsc=reliable no_timer_check "
+        # A busy machine holds the guest up, which must not look to it like a broken timer, or like a clock to be given
+        # up for one that costs a trip out of the emulation each time it is read.
+        "no_timer_check clocksource.max_cswd_read_retries=20 "
         f"guest.modules={machine.kernel.modules.resolve()}"
     )
     return [
