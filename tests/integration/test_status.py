@@ -17,8 +17,9 @@ import pytest
 from tests.integration.agents import AgentProcess, StartAgent
 from tests.support.proxy import Proxied, name
 
+from allreduced.cli.cluster_merge import put_together
 from allreduced.cli.cluster_text import lines
-from allreduced.cli.cluster_view import ClusterView, GroupView, OperationView, put_together
+from allreduced.cli.cluster_view import ClusterView, GroupView, OperationView
 from allreduced.client import AsyncCommunicator
 from allreduced.client.inquiry import ask_status
 from allreduced.core.addresses import parse_socket

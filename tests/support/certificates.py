@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,7 +23,7 @@ class TestAuthority:
     def make(cls, folder: Path, name: str = "tests") -> TestAuthority:
         """Make one; ``folder`` is made too."""
         folder.mkdir(parents=True, exist_ok=True)
-        issued = new_authority(name, datetime.now(UTC))
+        issued = new_authority(name, datetime.now(UTC), days=3650)
         (folder / "ca.pem").write_bytes(issued.certificate)
         return cls(folder, issued)
 
@@ -53,13 +52,3 @@ def environment(files: CertificateFiles) -> dict[str, str]:
         "ALLREDUCED_SECURITY_CERTIFICATE": files.certificate,
         "ALLREDUCED_SECURITY_KEY": files.key,
     }
-
-
-def arguments(files: CertificateFiles) -> Sequence[str]:
-    """Return the lines of ``[security]`` in a settings file."""
-    return (
-        'mode = "mtls"',
-        f'ca = "{files.ca}"',
-        f'certificate = "{files.certificate}"',
-        f'key = "{files.key}"',
-    )

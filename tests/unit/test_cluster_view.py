@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from tests.support.reports import CALL, GATHERING, REPORT, agent, group_at, operation
 
+from allreduced.cli.cluster_merge import put_together
 from allreduced.cli.cluster_text import columns, duration, lines, printable, ranks_text
-from allreduced.cli.cluster_view import CallView, ClusterView, LinkView, OperationView, RankView, put_together
+from allreduced.cli.cluster_view import CallView, ClusterView, LinkView, OperationView, RankView
 from allreduced.cli.status import as_json
 from allreduced.core.identity import GroupKey, Member
 from allreduced.core.limits import MAX_SECONDS

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -136,6 +138,30 @@ def test_files_that_change_are_taken_and_broken_ones_are_told_of_once(
     Path(files.ca).unlink()
     assert credentials.look() is None
     assert credentials.context(listening=False) is current
+
+
+async def test_a_defect_does_not_end_the_looking(
+    authority: TestAuthority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    used = asyncio.Event()
+    looks = 0
+
+    def look() -> Callable[[], None]:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise ValueError("a defect")
+        return used.set
+
+    monkeypatch.setattr("allreduced.daemon.credentials.LOOK_EVERY", 0.0)
+    credentials = authority.credentials("a")
+    monkeypatch.setattr(credentials, "look", look)
+    watching = asyncio.create_task(credentials.watch())
+    async with asyncio.timeout(20):
+        await used.wait()
+    watching.cancel()
+    await asyncio.wait([watching])
+    assert "event=defect handling=certificates" in caplog.text
 
 
 def test_an_end_that_is_near_is_told(authority: TestAuthority, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import errno
 import socket
 
 import pytest
+from tests.support.bound import Bound
 
 from allreduced.core.addresses import parse_address
 from allreduced.core.errors import AuthenticationError, ConfigError
@@ -16,16 +17,6 @@ from allreduced.daemon.settings_reader import parse
 from allreduced.transports.base import Listener
 
 ALL = "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"
-
-
-class Bound(Listener):
-    """A listener that listens nowhere."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    async def close(self) -> None:
-        """Do nothing."""
 
 
 class Network:

@@ -8,26 +8,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
+from tests.support.bound import Bound
 from tests.support.virtual_loop import run_virtually
 
 from allreduced.core.errors import ConfigError
 from allreduced.daemon.discovery import discovery
+from allreduced.daemon.discovery_port import Found, Listing
 from allreduced.daemon.dns_discovery import FIRST_LOOKUP, Dns, is_here, listing, parse_name
-from allreduced.daemon.finding import Found, Listing
 from allreduced.daemon.names import NameUnknown, Places, addresses_of
 from allreduced.daemon.peer_link import Target
 from allreduced.daemon.settings_reader import parse
 from allreduced.transports.base import Listener
-
-
-class Bound(Listener):
-    """A listener that listens nowhere."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    async def close(self) -> None:
-        """Do nothing."""
 
 
 async def listen(address: str) -> Listener:
@@ -201,8 +192,9 @@ async def test_listed_agents_are_dialled_besides() -> None:
 
 async def test_the_hosts_file_and_the_resolver_of_the_system_are_asked() -> None:
     assert ("127.0.0.1", 4123) in await addresses_of("localhost", 4123)
-    with pytest.raises(NameUnknown):
-        await addresses_of("no-such-name.invalid", 4123)
+    for name in ("no-such-name.invalid", ".", "a..b", "a" * 64):
+        with pytest.raises(NameUnknown):
+            await addresses_of(name, 4123)
 
 
 async def test_own_addresses_are_known_by_the_way_to_them() -> None:

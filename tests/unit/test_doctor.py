@@ -5,23 +5,31 @@ from __future__ import annotations
 import errno
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.support.certificates import TestAuthority
 from tests.support.reports import REPORT, agent
 
 from allreduced.cli.doctor import as_json, lines
-from allreduced.daemon.authority import new_authority, new_certificate
+from allreduced.daemon.credentials import CertificateFiles
 from allreduced.daemon.doctor.cluster import Way, judge_cluster, ways
 from allreduced.daemon.doctor.examination import Examination
 from allreduced.daemon.doctor.finding import Finding, Level, note, ok, problem, warning, worst
 from allreduced.daemon.doctor.local_socket import SocketFacts, judge_socket
 from allreduced.daemon.doctor.machine import MachineFacts, judge_machine
-from allreduced.daemon.doctor.network import Interface, NetworkFacts, PeerFacts, judge_network, judge_peer
+from allreduced.daemon.doctor.network import (
+    Interface,
+    NameFacts,
+    NetworkFacts,
+    PeerFacts,
+    judge_network,
+    judge_peer,
+    network_facts,
+)
 from allreduced.daemon.doctor.security import examine_security, judge_expiry
 from allreduced.daemon.reach import Dialled
-from allreduced.daemon.settings import Agent, Security, Settings
+from allreduced.daemon.settings import Agent, Peers, Security, Settings
 from allreduced.protocol.status import AgentReport, PeerReport, ReachReport, UnansweredReport
 
 GIB = 1 << 30
@@ -159,6 +167,34 @@ def test_refused_silent_and_unknown_are_told_apart(dialled: Dialled, words: str)
     assert found.mend
 
 
+@pytest.mark.parametrize(
+    ("name", "level", "words", "mend"),
+    [
+        (NameFacts("agents:1", ("10.0.0.1:1", "10.0.0.2:1")), Level.OK, "agents:1 leads to 10.0.0.1:1, 10.0.0.2:1", ""),
+        (
+            NameFacts("agents:1", (), "no such name"),
+            Level.WARNING,
+            "not known here: no such name",
+            "getent ahosts agents;",
+        ),
+        (NameFacts("_a._tcp.b", (), "no such name"), Level.WARNING, "not known here: no such", "dig SRV _a._tcp.b;"),
+    ],
+)
+def test_the_name_behind_which_agents_are(name: NameFacts, level: Level, words: str, mend: str) -> None:
+    (found,) = [one for one in judge_network(replace(NETWORK, name=name)) if one.subject == "peers.dns"]
+    assert (found.level, words in found.message, found.mend.startswith(mend)) == (level, True, True), found
+
+
+async def test_a_name_is_looked_up_and_own_addresses_are_not_dialled() -> None:
+    known = await network_facts(Settings(peers=Peers(dns="localhost:1")))
+    assert known.name is not None
+    assert "127.0.0.1:1" in known.name.places
+    assert known.peers == ()
+    unknown = await network_facts(Settings(peers=Peers(dns="no-such-name.invalid:1")))
+    assert unknown.name is not None
+    assert (unknown.name.places, bool(unknown.name.problem)) == ((), True)
+
+
 def test_secrets() -> None:
     def levels(settings: Settings, *, remote: bool) -> list[Level]:
         return [one.level for one in examine_security(settings, remote=remote)]
@@ -173,30 +209,20 @@ def test_secrets() -> None:
 
 
 def test_certificates(tmp_path: Path) -> None:
-    def found(node: str) -> list[tuple[str, Level]]:
-        security = Security(
-            mode="mtls",
-            ca=str(tmp_path / "ca.pem"),
-            certificate=str(tmp_path / "a.pem"),
-            key=str(tmp_path / "a.key"),
-        )
+    authority = TestAuthority.make(tmp_path)
+
+    def found(node: str, files: CertificateFiles) -> list[tuple[str, Level]]:
+        security = Security(mode="mtls", ca=files.ca, certificate=files.certificate, key=files.key)
         settings = Settings(agent=Agent(node=node), security=security)
         return [(one.subject, one.level) for one in examine_security(settings, remote=True)]
 
-    assert found("a") == [("certificate", Level.PROBLEM), ("security", Level.OK)]
-    authority = new_authority("cluster", datetime.now(UTC))
-    issued = new_certificate(authority, "a", datetime.now(UTC))
-    for name, content, mode in (
-        ("ca.pem", authority.certificate, 0o644),
-        ("a.pem", issued.certificate, 0o644),
-        ("a.key", issued.key, 0o600),
-    ):
-        (tmp_path / name).write_bytes(content)
-        (tmp_path / name).chmod(mode)
-    assert found("a") == [("certificate", Level.OK), ("security", Level.OK)]
-    assert found("b") == [("certificate", Level.PROBLEM), ("security", Level.OK)]
-    (tmp_path / "a.key").chmod(0o644)
-    assert found("a") == [("certificate", Level.PROBLEM), ("security", Level.OK)]
+    files = authority.issue("a")
+    assert found("a", files) == [("certificate", Level.OK), ("security", Level.OK)]
+    assert found("b", files) == [("certificate", Level.PROBLEM), ("security", Level.OK)]
+    Path(files.key).chmod(0o644)
+    assert found("a", files) == [("certificate", Level.PROBLEM), ("security", Level.OK)]
+    Path(files.key).unlink()
+    assert found("a", files) == [("certificate", Level.PROBLEM), ("security", Level.OK)]
 
 
 def test_a_certificate_that_ends_soon_is_told() -> None:
@@ -277,6 +303,24 @@ def test_findings_and_the_table_are_written() -> None:
         "1 problem, 1 warning",
     ]
     assert lines(FOUND, quiet=True)[:2] == ["warning MTU: small", "        mend: ip link"]
+    assert lines(Examination((ok("memory", "enough"),), ()), quiet=True) == ["0 problems, 0 warnings"]
+
+
+def test_what_other_agents_chose_cannot_command_a_terminal() -> None:
+    evil = "b\x1b]0;owned\x07\n"
+    found = Examination((problem(evil, evil, evil),), (Way("a", evil, True, reaches(evil)),))
+    for line in lines(found):
+        assert line.isprintable() or not line, line
+
+
+def test_of_many_agents_only_ways_that_fail_are_listed() -> None:
+    names = [f"n{number:02}" for number in range(20)]
+    every = tuple(Way(a, b, True, reaches(b, "silent" if b == "n19" else "reached")) for a in names for b in names)
+    found = lines(Examination((), every))
+    assert found[:2] == ["20 agents; ways that fail: 20", "  n00 -> n19: silent"]
+    none = lines(Examination((), tuple(Way(a, b, False, None) for a in names for b in names)))
+    assert none[0] == "20 agents; ways that fail: 400"
+    assert none[65] == "  … and 336 more"
 
 
 def test_json_has_everything() -> None:

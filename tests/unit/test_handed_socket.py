@@ -97,3 +97,8 @@ def test_another_kind_of_descriptor_is_an_error(hand: Hand) -> None:
     os.close(writing)
     with pytest.raises(ConfigError, match=f"descriptor {FIRST} that was handed over is no socket"):
         handed_socket(environ, first=FIRST)
+
+
+def test_a_descriptor_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=f"descriptor {FIRST} that was handed over is no socket: Bad file descriptor"):
+        handed_socket({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}, first=FIRST)

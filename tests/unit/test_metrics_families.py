@@ -245,7 +245,6 @@ def test_traffic_of_links_that_are_over_is_kept_within_bounds() -> None:
 
 
 async def test_the_lag_of_the_loop_is_looked_at() -> None:
-
     lag = LoopLag()
     lag.start()
     async with asyncio.timeout(20):

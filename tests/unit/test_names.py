@@ -75,6 +75,8 @@ async def test_a_service_leads_to_the_places_of_its_records(monkeypatch: pytest.
         ({}, "does not exist"),
         ({"_allreduced._tcp.agents": []}, "does not contain an answer"),
         ({"_allreduced._tcp.agents": ["0 5 1 no-such-name.invalid."]}, "no-such-name.invalid: "),
+        ({"_allreduced._tcp.agents": ["0 0 0 ."]}, "says that there is no such service"),
+        ({"_allreduced._tcp.agents": ["0 0 0 .", "0 5 1 no-such-name.invalid."]}, r"'\.' is no name of a host"),
     ],
 )
 async def test_a_service_that_is_not_known_says_why(

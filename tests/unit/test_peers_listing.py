@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.support.peer_nodes import Start, both_up, cut, end, make_node, starting
 
-from allreduced.daemon.finding import Listing
+from allreduced.daemon.discovery_port import Listing
 from allreduced.daemon.membership.events import LinkLost, PeerUp
 from allreduced.daemon.peer_link import Target
 

@@ -156,6 +156,12 @@ def test_sizes_are_read_in_human_units(text: str, nbytes: int) -> None:
     assert parse_size(text) == nbytes
 
 
+@pytest.mark.parametrize("text", ["", "MiB", "1 XB", "one MiB", "1.2.3MiB", f"{'9' * 400}.0GiB"])
+def test_what_is_no_size_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parse_size(text)
+
+
 def test_a_secret_file_must_be_its_owners_alone(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("from file\n")

@@ -10,10 +10,10 @@ from tests.contract.conftest import BOUND, Recorder
 from tests.unit.raw_peer import SECRET
 
 from allreduced.core.errors import AgentUnavailable
+from allreduced.core.resolver import Places
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.transports.base import LinkOptions, is_refusal
 from allreduced.transports.tcp import TcpTransport
-from allreduced.transports.tcp.address import SockAddr
 from allreduced.transports.tcp.authenticate import authenticate
 from allreduced.transports.tcp.stream import PlainStream
 
@@ -91,14 +91,14 @@ async def test_a_host_refuses_only_where_all_of_its_addresses_do(
     with socket.create_server(("127.0.0.1", 0)) as sock:
         closed = sock.getsockname()
     unreachable = ("255.255.255.255", 9)  # the system refuses to connect to it, not a machine
-    found: list[tuple[socket.AddressFamily, SockAddr]] = []
+    found: Places = ()
 
-    async def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, SockAddr]]:
+    async def look_up(host: str, port: int) -> Places:
         return found
 
-    monkeypatch.setattr("allreduced.transports.tcp.dial.resolve", resolve)
+    monkeypatch.setattr("allreduced.transports.tcp.dial.look_up", look_up)
     for targets, refusal in (((closed, closed), True), ((closed, unreachable), False)):
-        found[:] = [(socket.AF_INET, targets[at]) for at in order]
+        found = tuple((socket.AF_INET, targets[at]) for at in order)
         with pytest.raises(AgentUnavailable) as caught:
             await TcpTransport().connect("tcp://node:4123", Recorder(), _options())
         assert is_refusal(caught.value) is refusal

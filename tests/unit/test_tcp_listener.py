@@ -12,7 +12,7 @@ import pytest
 from tests.contract.conftest import Recorder
 from tests.unit.raw_peer import SECRET, listening, open_flow, open_socket, read_to_end, turns_until, write
 
-from allreduced.core.errors import AgentUnavailable, ConfigError, ProtocolError
+from allreduced.core.errors import AgentUnavailable, AuthenticationError, ConfigError, ProtocolError
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.transports.base import LinkOptions
 from allreduced.transports.tcp import TcpTransport
@@ -56,6 +56,20 @@ async def test_strangers_are_dropped_without_an_answer(stray: bytes, caplog: pyt
         await link.close(20)
         assert events.ends == [None]
         assert queue.empty()
+
+
+async def test_who_is_refused_again_and_again_is_told_of_once_and_costs_each_time(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad: list[float] = []
+    monkeypatch.setattr("allreduced.transports.tcp.listener.AcceptBudget.bad", lambda self, now: bad.append(now))
+    stranger = LinkOptions(SecretAuthenticator("a", 1, b"another"), handshake_timeout=20.0)
+    async with listening() as (listener, _):
+        for times in range(1, 4):
+            with pytest.raises(AuthenticationError):
+                await TcpTransport().connect(listener.address, Recorder(), stranger)
+            await turns_until(lambda times=times: len(bad) == times)  # type: ignore[misc]
+    assert len(_drops(caplog)) == 1
 
 
 async def test_a_connection_that_ends_in_its_handshake_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
@@ -182,7 +196,6 @@ async def test_every_address_of_a_host_name_is_tried() -> None:
         link = await TcpTransport().connect(address, Recorder(), _options())
         assert link.remote_address == listener.address
         await link.close(20)
-        await asyncio.get_running_loop().shutdown_default_executor()
 
 
 @pytest.mark.parametrize(

@@ -329,9 +329,11 @@ def _checked(launch: Launch) -> Launch:
     elif not 0 <= launch.rank < launch.size:
         problem, path = f"rank is {launch.rank}; with size {launch.size} it is 0 to {launch.size - 1}", "rank"
     elif not 1 <= launch.local_size <= launch.size:
-        problem, path = f"local_size is {launch.local_size}; with size {launch.size} it is at most that", "local_size"
+        problem = f"local_size is {launch.local_size}; with size {launch.size} it is 1 to {launch.size}"
+        path = "local_size"
     elif not 0 <= launch.local_rank < launch.local_size:
-        problem = f"local_rank is {launch.local_rank}; with local_size {launch.local_size} it is below that"
+        last = launch.local_size - 1
+        problem = f"local_rank is {launch.local_rank}; with local_size {launch.local_size} it is 0 to {last}"
         path = "local_rank"
     elif not launch.job or len(launch.job.encode()) > 256:
         problem, path = f"the job id {launch.job[:64]!r} must have 1 to 256 bytes", "job"

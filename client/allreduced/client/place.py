@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
@@ -12,6 +13,9 @@ from allreduced.client.arguments import whole
 from allreduced.core.dtypes import DType, parse_dtype
 from allreduced.core.errors import InvalidArgument
 from allreduced.protocol.local import Joined
+
+MAX_BYTES = 1 << 50
+"""Bytes of one array that are asked for at most: above any memory, and below what a message can tell."""
 
 Shape: TypeAlias = "int | Sequence[int]"
 
@@ -93,8 +97,8 @@ class Place:
 def check_shape(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     """Return the shape as a tuple of ints, and NumPy's element type.
 
-    :raises InvalidArgument: an extent is negative, or the dtype is not in the table, or it is bfloat16 and NumPy has
-        not learned it from ml_dtypes.
+    :raises InvalidArgument: an extent is negative, there are more bytes than any machine has, the dtype is not in the
+        table, or it is bfloat16 and NumPy has not learned it from ml_dtypes.
     """
     given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     extents = tuple(extent for extent in map(whole, given) if extent is not None and extent >= 0)
@@ -113,4 +117,6 @@ def check_shape(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np
             f"NumPy has no {label}",
             hint="import ml_dtypes, which brings it, or pass a tensor of torch, which need not come from empty()",
         ) from error
+    if math.prod(extents) * kind.itemsize > MAX_BYTES:
+        raise InvalidArgument(f"shape is {shape!r}: no agent can share so much memory")
     return extents, kind

@@ -1,7 +1,7 @@
 """What agents tell about themselves: records inside the status messages of both protocols.
 
 Each agent tells what it knows of its own clients exactly, and what it knows of others where that explains what it
-waits for; ``cli.cluster_view`` puts the reports of all agents together. Times are durations up to the moment of the
+waits for; ``cli.cluster_merge`` puts the reports of all agents together. Times are durations up to the moment of the
 report, so no two clocks must agree. Reports are bounded: :func:`fit` leaves out what would not fit into a message.
 """
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allreduced.cli.arguments import Subparsers
+from allreduced.cli.cluster_text import columns, printable
 from allreduced.cli.console import say
 
 if TYPE_CHECKING:  # the agent's own modules are loaded by the command only
@@ -28,6 +29,9 @@ ANSWER_TIMEOUT = 75.0
 
 _MOST_NODES = 16
 """Agents up to which the table of who reaches whom is written in full."""
+
+_MOST_WAYS = 64
+"""Ways that fail that are listed where there are more agents than that."""
 
 _EPILOG = """\
 examples:
@@ -109,21 +113,23 @@ def as_json(found: Examination) -> dict[str, object]:
 
 
 def lines(found: Examination, *, quiet: bool = False) -> list[str]:
-    """Return what is written for people."""
-    out: list[str] = []
-    for one in found.findings:
-        if not quiet or one.level.value in ("warning", "problem"):
-            out += _finding(one)
+    """Return what is written for people. Other agents chose some of the words: nothing that a terminal would obey."""
+    told = [one for one in found.findings if not quiet or one.level.value in ("warning", "problem")]
+    parts = [[line for one in told for line in _finding(one)]]
     if found.ways and not quiet:
-        out += ["", *_table(found.ways)]
+        parts.append(_table(found.ways))
     counts = {level: sum(one.level.value == level for one in found.findings) for level in ("problem", "warning")}
-    out += ["", ", ".join(f"{number} {level}{'' if number == 1 else 's'}" for level, number in counts.items())]
+    parts.append([", ".join(f"{number} {level}{'' if number == 1 else 's'}" for level, number in counts.items())])
+    out: list[str] = []
+    for part in parts:
+        if part:
+            out += ["", *part] if out else part
     return out
 
 
 def _finding(one: Finding) -> list[str]:
-    text = [f"{one.level.value:<8}{one.subject}: {one.message}"]
-    return [*text, f"        mend: {one.mend}"] if one.mend else text
+    text = [f"{one.level.value:<8}{printable(one.subject)}: {printable(one.message)}"]
+    return [*text, f"        mend: {printable(one.mend)}"] if one.mend else text
 
 
 def _table(ways: Sequence[Way]) -> list[str]:
@@ -132,23 +138,19 @@ def _table(ways: Sequence[Way]) -> list[str]:
     targets = sorted({way.target for way in ways} | set(sources))
     if len(targets) > _MOST_NODES:
         bad = [way for way in ways if not way.linked or (way.reach is not None and way.reach.outcome != "reached")]
-        return [f"{len(targets)} agents; ways that fail: {len(bad)}"] + [
-            f"  {way.source} -> {way.target}: {_cell(way)}" for way in bad[:64]
-        ]
+        shown = [f"  {printable(f'{way.source} -> {way.target}')}: {_cell(way)}" for way in bad[:_MOST_WAYS]]
+        more = [f"  … and {len(bad) - _MOST_WAYS} more"] if len(bad) > _MOST_WAYS else []
+        return [f"{len(targets)} agents; ways that fail: {len(bad)}", *shown, *more]
     cells = {(way.source, way.target): _cell(way) for way in ways}
-    head = ["reaches", *targets]
-    rows = [[source, *(cells.get((source, target), "-") for target in targets)] for source in sources]
-    widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
-    return [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]
-    ]
+    rows = [[printable(source), *(cells.get((source, target), "-") for target in targets)] for source in sources]
+    return columns(["reaches", *map(printable, targets)], rows, indent="")
 
 
 def _cell(way: Way) -> str:
     reach = way.reach
     if reach is None:
         return "linked" if way.linked else "no link"
-    text = f"{reach.seconds * 1e3:.2f} ms" if reach.outcome == "reached" else reach.outcome
+    text = f"{reach.seconds * 1e3:.2f} ms" if reach.outcome == "reached" else printable(reach.outcome)
     if reach.bandwidth:
         text += f" {reach.bandwidth / 1e9:.2f} GB/s"
     return text if way.linked else f"{text}, no link"

@@ -10,8 +10,9 @@ import time
 
 from allreduced.cli.agents_here import agents_here
 from allreduced.cli.arguments import Subparsers, seconds
+from allreduced.cli.cluster_merge import put_together
 from allreduced.cli.cluster_text import lines
-from allreduced.cli.cluster_view import ClusterView, put_together
+from allreduced.cli.cluster_view import ClusterView
 from allreduced.cli.console import say
 from allreduced.client.environment import usual_places
 from allreduced.client.inquiry import ClusterStatus, ask_status

@@ -21,9 +21,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from allreduced.core.errors import ConfigError
 
-AUTHORITY_DAYS = 3650
-NODE_DAYS = 365
-
 _SKEW = timedelta(hours=1)
 """How far the clock of a node may be behind."""
 
@@ -51,8 +48,8 @@ def check_node_name(node: str) -> None:
         )
 
 
-def new_authority(name: str, now: datetime, *, days: float = AUTHORITY_DAYS) -> Issued:
-    """Make an authority that signs certificates of nodes, and no further authorities."""
+def new_authority(name: str, now: datetime, *, days: float) -> Issued:
+    """Make an authority that signs certificates of nodes only, and ends ``days`` after ``now``."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     usage = _usage(signs_certificates=True)
@@ -70,13 +67,13 @@ def new_certificate(
     node: str,
     now: datetime,
     *,
+    days: float,
     dns: Sequence[str] = (),
     addresses: Sequence[IPv4Address | IPv6Address] = (),
-    days: float = NODE_DAYS,
 ) -> Issued:
     """Make a key and a certificate for the agent of ``node``. ``dns``, ``addresses``: further names in it.
 
-    It ends with the authority's at the latest.
+    It ends ``days`` after ``now``, and with the authority's at the latest.
 
     :raises ConfigError: the authority or a name is of no use.
     """

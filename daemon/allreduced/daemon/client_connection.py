@@ -24,6 +24,7 @@ Pieces: TypeAlias = "Generator[ToClient, None, None]"
 """Messages that are made one by one, as fast as the client reads."""
 
 READ_BYTES = 256 << 10
+"""Bytes that are read from one connection at once."""
 
 TURN_SECONDS = 2e-3
 """How long the messages of one connection are handled before all others have their turn."""

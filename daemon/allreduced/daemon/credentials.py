@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pwd
 import ssl
 import stat
 import time
@@ -110,7 +111,11 @@ class FileCredentials:
         """Take new files as they come, for ever."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            use = await asyncio.to_thread(self.look)
+            try:
+                use = await asyncio.to_thread(self.look)
+            except Exception:  # a defect, which must not end the looking
+                logger.exception("event=defect handling=certificates")
+                continue
             if use is not None:
                 use()
             self._warn()
@@ -132,7 +137,7 @@ class FileCredentials:
                 "event=certificate_expires file=%s days=%.1f hint=%r",
                 self._loaded.files.certificate,
                 left / _DAY,
-                f"allreduced certs node {self._node}",
+                f"allreduced certs node --force {self._node}",
             )
 
 
@@ -189,15 +194,21 @@ def _open(name: str, path: str) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        hint = (
-            f"chown it to the user of the agent: chown $(id -un) {path}" if isinstance(error, PermissionError) else ""
-        )
+        hint = f"give it to the user of the agent: chown {_user()} {path}" if isinstance(error, PermissionError) else ""
         raise ConfigError(f"{where}: {path} cannot be read: {error.strerror}", path=where, hint=hint) from error
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST:
         os.close(descriptor)
         raise ConfigError(f"{where}: {path} is no file of at most {_LONGEST} bytes", path=where)
     return descriptor
+
+
+def _user() -> str:
+    """Return the name of the user that this process runs as, or its number where it has none."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _check_private(path: str, descriptor: int) -> None:

@@ -1,7 +1,7 @@
 """How an agent finds the first other agents: a list, a meeting point, or a name. Whom these know it hears from them.
 
-``finding`` has the contract; a further way, such as a coordination service, is one more class and one more line in
-:func:`discovery`.
+``discovery_port`` has the contract; a further way, such as a coordination service, is one more class and one more line
+in :func:`discovery`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from allreduced.core.addresses import Address, is_wildcard, parse_address
 from allreduced.core.errors import AuthenticationError, ConfigError
+from allreduced.daemon.discovery_port import Changed, Discovery, Found, Listen
 from allreduced.daemon.dns_discovery import Dns
-from allreduced.daemon.finding import Changed, Discovery, Found, Listen
 from allreduced.daemon.peer_link import Target
 from allreduced.daemon.reachability import everywhere, known_as_loopback, source_address
 from allreduced.daemon.settings import DEFAULT_PORT, Settings

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from allreduced.core.addresses import Address, is_wildcard, parse_address
 from allreduced.core.errors import ConfigError
-from allreduced.daemon.finding import Changed, Found, Listen, Listing
+from allreduced.daemon.discovery_port import Changed, Found, Listen, Listing
 from allreduced.daemon.names import Lookup, NameUnknown, Places, addresses_of, places_of
 from allreduced.daemon.peer_link import Target
 from allreduced.daemon.reachability import everywhere, source_address

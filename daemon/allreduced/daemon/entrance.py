@@ -12,7 +12,7 @@ from allreduced.core.errors import ConfigError, ProtocolError
 from allreduced.daemon.dialler import Dialler
 from allreduced.daemon.diallers import reached, tried
 from allreduced.daemon.discovery import discovery, listed
-from allreduced.daemon.finding import Found
+from allreduced.daemon.discovery_port import Found
 from allreduced.daemon.peers import Peers
 from allreduced.daemon.reachability import advertised, check_access, stays_here
 from allreduced.daemon.settings import Settings

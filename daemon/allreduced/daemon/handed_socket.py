@@ -44,19 +44,18 @@ def handed_socket(
             path="LISTEN_FDNAMES",
             hint=f"hand over one Unix socket, with FileDescriptorName={NAME}",
         )
-    sock: socket.socket | None = None
-    for at in range(count):
-        os.set_inheritable(first + at, False)
     descriptor = first + chosen[0]
     try:
+        for at in range(count):
+            os.set_inheritable(first + at, False)
         sock = socket.socket(fileno=descriptor)
-        listens = sock.family == socket.AF_UNIX and sock.type == socket.SOCK_STREAM
-        listens = listens and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     except OSError as error:
         raise ConfigError(
-            f"descriptor {descriptor} that was handed over is no socket: {error.strerror}", path="LISTEN_FDS"
+            f"descriptor {descriptor} that was handed over is no socket: {error.strerror}",
+            path="LISTEN_FDS",
+            hint="LISTEN_FDS and LISTEN_PID are for a service manager to set: unset them",
         ) from error
-    if not listens:
+    if not _is_for_clients(sock):
         sock.close()
         raise ConfigError(
             f"descriptor {descriptor} that was handed over is no listening Unix stream socket",
@@ -67,3 +66,8 @@ def handed_socket(
     name = sock.getsockname()
     text = name.decode(errors="surrogateescape") if isinstance(name, bytes) else str(name)
     return BoundSocket(sock, f"@{text[1:]}" if text.startswith("\0") else text, None)
+
+
+def _is_for_clients(sock: socket.socket) -> bool:
+    unix_stream = sock.family == socket.AF_UNIX and sock.type == socket.SOCK_STREAM
+    return unix_stream and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

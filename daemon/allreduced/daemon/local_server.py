@@ -30,7 +30,10 @@ from allreduced.protocol.local import Refused, encode
 logger = logging.getLogger("allreduced.local")
 
 ACCEPT_AT_ONCE = 64
+"""Connections that are accepted before everything else has its turn."""
+
 RETRY_ACCEPT = 0.5
+"""Seconds without accepting after the process ran out of descriptors."""
 
 
 class LocalServer:

@@ -1,21 +1,13 @@
-"""Names looked up in DNS and the hosts file: the addresses of a name, or the places of a service.
-
-The system's resolver blocks, and nothing stops it. So each lookup has a thread of its own, which keeps neither the loop
-nor the end of the process waiting.
-"""
+"""Names looked up in DNS and the hosts file: the addresses of a name, or the places of a service."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import socket
-import threading
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias
 
 from allreduced.core.errors import ConfigError
+from allreduced.core.resolver import look_up
 
-T = TypeVar("T")
 Places: TypeAlias = "tuple[tuple[str, int], ...]"
 """Numeric addresses and ports, each once."""
 Lookup: TypeAlias = "Callable[[str, int], Awaitable[Places]]"
@@ -34,26 +26,24 @@ async def addresses_of(name: str, port: int) -> Places:
 
     :raises NameUnknown: there are none.
     """
-
-    def ask() -> Places:
-        try:
-            found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise NameUnknown(error.strerror or str(error)) from error
-        return tuple(dict.fromkeys((str(address[0]), port) for *_, address in found))
-
-    return await _in_thread(ask)
+    try:
+        found = await look_up(name, port)
+    except OSError as error:
+        raise NameUnknown(error.strerror or str(error)) from error
+    return tuple(dict.fromkeys((address[0], port) for _, address in found))
 
 
 async def places_of(service: str, port: int) -> Places:
     """Return the addresses and ports that the SRV records of ``service`` lead to. ``port`` is not used.
 
-    :raises NameUnknown: there are no such records, or none of their names is known.
+    :raises NameUnknown: there are no such records, they say that there is no such service, or none of their names is
+        known.
     :raises ConfigError: the package dnspython is missing.
     """
     try:
         import dns.asyncresolver
         import dns.exception
+        import dns.name
         import dns.rdtypes.IN.SRV
     except ImportError:
         raise ConfigError(
@@ -68,6 +58,8 @@ async def places_of(service: str, port: int) -> Places:
     except OSError as error:
         raise NameUnknown(error.strerror or str(error)) from error
     records = [record for record in answer if isinstance(record, dns.rdtypes.IN.SRV.SRV)]
+    if len(records) == 1 and records[0].target == dns.name.root:
+        raise NameUnknown("its record says that there is no such service")  # RFC 2782: the target is "."
     found: dict[tuple[str, int], None] = {}
     unknown: list[str] = []
     for record in records:
@@ -79,28 +71,3 @@ async def places_of(service: str, port: int) -> Places:
     if not found:
         raise NameUnknown("; ".join(unknown[:3]) or "it has no places")
     return tuple(found)
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: Exception | None) -> None:
-        if done.done():  # nobody waits for it any more
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(cast(T, result))
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except Exception as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="lookup", daemon=True).start()
-    return await done

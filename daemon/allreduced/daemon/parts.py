@@ -291,4 +291,8 @@ def _kernels(threads: int, cpus: Sequence[int], nice: int) -> NativeKernels:
             "there is a C++ compiler: pip install --no-binary allreduced 'allreduced[agent]'",
         ) from error
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the reduction threads cannot be started: {error}", path="engine") from error
+        raise ConfigError(
+            f"engine: the reduction threads cannot be started: {error}",
+            path="engine",
+            hint=f"this process may use the CPUs {sorted(os.sched_getaffinity(0))} (engine.threads, cpus, nice)",
+        ) from error

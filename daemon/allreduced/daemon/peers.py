@@ -26,7 +26,7 @@ from allreduced.core.log_limit import LogLimit
 from allreduced.daemon.carrier import carrier
 from allreduced.daemon.dialler import Dialler
 from allreduced.daemon.diallers import Diallers
-from allreduced.daemon.finding import Listing
+from allreduced.daemon.discovery_port import Listing
 from allreduced.daemon.link_watch import LinkWatch
 from allreduced.daemon.membership.events import LinkLost, PeerDown, PeerUp
 from allreduced.daemon.membership.liveness import Liveness, Look, Verdict

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from allreduced.core.addresses import parse_address
 from allreduced.core.errors import ConfigError
+from allreduced.core.resolver import look_up
 from allreduced.daemon.ports import ReachablePeer
 from allreduced.protocol.peer import MAX_LOAD, Frame, Load, Loaded, LoadFrame
 from allreduced.protocol.status import ReachReport
@@ -68,16 +69,31 @@ async def dial_once(address: str, timeout: float = DIAL_TIMEOUT) -> Dialled:
     begin = loop.time()
     try:
         async with asyncio.timeout(timeout):
-            _, writer = await asyncio.open_connection(parsed.host, parsed.port)
+            await _open(parsed.host, parsed.port)
     except TimeoutError:
         return Dialled("silent", f"nothing came back within {timeout:g} s", 0.0)
     except socket.gaierror as error:
         return Dialled("unknown", f"{parsed.host}: {error.strerror}", 0.0)
     except OSError as error:
         return failure(error)
-    took = loop.time() - begin
-    writer.transport.abort()
-    return Dialled("reached", "", took)
+    return Dialled("reached", "", loop.time() - begin)
+
+
+async def _open(host: str, port: int) -> None:
+    """Connect to the first address of a host that answers, and hang up.
+
+    :raises OSError: none does; the last one's reason.
+    """
+    reason = OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
+    for family, address in await look_up(host, port):
+        with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as sock:
+            try:
+                await asyncio.get_running_loop().sock_connect(sock, address)
+            except OSError as error:
+                reason = error
+            else:
+                return
+    raise reason
 
 
 def failure(error: OSError) -> Dialled:

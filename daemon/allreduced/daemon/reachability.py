@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Sequence
 
 from allreduced.core.addresses import Address, is_link_local, is_loopback, is_numeric, is_wildcard, parse_address
 from allreduced.core.errors import AuthenticationError, ConfigError
+from allreduced.core.resolver import look_up
 
 
 def everywhere() -> str:
@@ -32,10 +32,10 @@ async def resolve(host: str) -> tuple[str, ...]:
     if is_numeric(host):
         return (host,)
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = await look_up(host, 0)
     except OSError:
         return ()
-    return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+    return tuple(dict.fromkeys(address[0] for _, address in found))
 
 
 async def source_address(host: str) -> str:

@@ -13,13 +13,10 @@ from typing import Annotated, Final, Literal, TypeAlias, get_args, get_origin, g
 
 import msgspec
 
-from allreduced.core.addresses import parse_address, parse_socket
 from allreduced.core.errors import ConfigError
-from allreduced.daemon.dns_discovery import parse_name
-from allreduced.daemon.metrics.address import listen_address
 from allreduced.daemon.settings import CONFIG_VERSION, SECTIONS, Settings, is_size, metas_of
-from allreduced.daemon.sizes import parse_size, size_text
-from allreduced.transports.registry import schemes
+from allreduced.daemon.settings_rules import check
+from allreduced.daemon.sizes import parse_size
 
 _Given: TypeAlias = "tuple[object, str]"
 """A value, and the place where it was given: in the file, a variable, an option."""
@@ -75,7 +72,7 @@ def parse(text: str | None, path: str, environ: Mapping[str, str], overrides: Ov
     for (section, key), (value, _) in given.items():
         values[section][key] = value
     settings = Settings(**{name: SECTIONS[name](**keys) for name, keys in values.items()})  # type: ignore[arg-type] # each value was converted to its field's type
-    _check(settings, {f"{section}.{key}": where for (section, key), (_, where) in given.items()})
+    check(settings, {f"{section}.{key}": where for (section, key), (_, where) in given.items()})
     return settings
 
 
@@ -207,100 +204,3 @@ def _allowed(hint: object) -> str:
 
 def _is_tuple(hint: object) -> bool:
     return get_origin(get_args(hint)[0] if get_origin(hint) is Annotated else hint) is tuple
-
-
-# Relations
-
-_OTHERS_ONLY: Final = "list the other agents only"
-
-
-def _check(settings: Settings, places: Mapping[str, str]) -> None:
-    """Check what one value alone does not tell. ``places``: where each setting was given, for errors.
-
-    :raises ConfigError: a value contradicts another or is malformed.
-    """
-
-    def wrong(key: str, message: str, hint: str = "") -> ConfigError:
-        setting, bracket, rest = key.partition("[")
-        where = places.get(setting, setting) + bracket + rest
-        return ConfigError(f"{where}: {message}", path=where, hint=hint)
-
-    tile = settings.engine.tile_bytes
-    # Tests of code paths for many tiles go below with the tile of a group, which is not a setting.
-    if tile & (tile - 1) or not 256 << 10 <= tile <= 4 << 20:
-        raise wrong("engine.tile_bytes", f"{tile} cannot be a tile", "a power of two from 256KiB to 4MiB")
-    limits = settings.limits
-    if limits.arena_bytes and limits.arena_bytes < 16 * tile:
-        raise wrong("limits.arena_bytes", "it has no room for 16 tiles", f"at least {size_text(16 * tile)}")
-    if limits.arena_bytes and limits.arena_bytes_per_client > limits.arena_bytes:
-        raise wrong("limits.arena_bytes_per_client", "it is more than arena_bytes", "at most arena_bytes")
-    if limits.arena_bytes and limits.arena_bytes_per_user > limits.arena_bytes:
-        raise wrong("limits.arena_bytes_per_user", "it is more than arena_bytes", "at most arena_bytes")
-    for key in ("socket_mode", "socket_group"):
-        if settings.agent.socket.startswith("@") and getattr(settings.access, key):
-            raise wrong(
-                f"access.{key}",
-                f"the abstract socket {settings.agent.socket} has no permissions",
-                "leave it out (access.users and access.groups hold all the same), or use a path",
-            )
-    try:
-        _ = settings.timing
-    except ConfigError as error:
-        # The one that was given is at fault; where both were, the deadline.
-        given = "deadline" if "failure.deadline" in places else "failure_timeout"
-        raise wrong(f"failure.{given}", error.message, error.hint) from error
-    try:
-        _ = settings.rdma_options
-    except ConfigError as error:
-        raise wrong(error.path, error.message, error.hint) from error
-    if settings.agent.socket:
-        try:
-            parse_socket(settings.agent.socket)
-        except ConfigError as error:
-            raise wrong("agent.socket", error.message, error.hint) from error
-
-    def check_address(key: str, text: str, *, any_port: bool = False) -> None:
-        if text.startswith("inproc://"):
-            return
-        try:
-            address = parse_address(text, any_port=any_port)
-        except ConfigError as error:
-            raise wrong(key, error.message, error.hint) from error
-        if address.scheme not in schemes():
-            raise wrong(key, f"there is no transport {address.scheme!r} ({text})", "write tcp://host:port")
-
-    peers = settings.peers
-    if peers.listen:
-        check_address("peers.listen", peers.listen, any_port=True)
-    if peers.advertise:
-        check_address("peers.advertise", peers.advertise)
-    if settings.metrics.listen:
-        try:
-            listen_address(settings.metrics.listen)
-        except ConfigError as error:
-            raise wrong("metrics.listen", error.message, error.hint) from error
-    if peers.dns:
-        try:
-            name = parse_name(peers.dns)
-        except ConfigError as error:
-            hint = "write name:port, such as agents:4123, or the name of a service, such as _allreduced._tcp.agents"
-            raise wrong("peers.dns", error.message, hint) from error
-        if name.scheme not in schemes():
-            raise wrong("peers.dns", f"there is no transport {name.scheme!r} ({peers.dns})", "write name:port")
-    here = {str(parse_address(text, any_port=True)) for text in (peers.listen, peers.advertise) if "://" in text}
-    names: set[str] = set()
-    addresses: dict[str, str] = {}
-    for at, peer in enumerate(peers.static):
-        check_address(f"peers.static[{at}].address", peer.address)
-        if peer.node in names:
-            raise wrong(f"peers.static[{at}].node", f"{peer.node!r} is listed twice", "node names are unique")
-        if peer.node == settings.agent.node:
-            raise wrong(f"peers.static[{at}].node", f"{peer.node!r} is this agent itself (agent.node)", _OTHERS_ONLY)
-        names.add(peer.node)
-        address = peer.address if peer.address.startswith("inproc://") else str(parse_address(peer.address))
-        if address in addresses:
-            message = f"{address} is listed twice, for {addresses[address]!r} and {peer.node!r}"
-            raise wrong(f"peers.static[{at}].address", message, "each agent has an address of its own")
-        if address in here:
-            raise wrong(f"peers.static[{at}].address", f"{address} is where this agent itself listens", _OTHERS_ONLY)
-        addresses[address] = peer.node

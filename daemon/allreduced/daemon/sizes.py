@@ -21,7 +21,10 @@ def parse_size(text: str) -> int:
     unit = text.strip()[len(number) :].upper()
     if unit not in _UNITS:
         raise ValueError(f"{unit!r} is no unit")
-    return int(float(number) * _UNITS[unit]) if "." in number else int(number) * _UNITS[unit]
+    try:
+        return int(float(number) * _UNITS[unit]) if "." in number else int(number) * _UNITS[unit]
+    except OverflowError:
+        raise ValueError("it is infinite") from None
 
 
 def size_text(nbytes: int) -> str:

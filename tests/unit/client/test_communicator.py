@@ -287,6 +287,16 @@ except InvalidArgument as error:
     assert (ended.stdout, ended.stderr) == ("as told\n", "")
 
 
+@pytest.mark.parametrize("shape", [1 << 62, (1 << 62, 1 << 10), (1 << 31, 1 << 17, 2)])
+def test_arrays_beyond_any_machine_are_refused_and_the_group_goes_on(
+    agent: FakeAgent, comm: Communicator, shape: int | tuple[int, ...]
+) -> None:
+    for make in (comm.empty, comm.zeros):
+        with pytest.raises(InvalidArgument, match="no agent can share so much memory"):
+            make(shape, "float32")
+    assert comm.all_reduce(np.ones(3)).tolist() == [1, 1, 1]
+
+
 def test_broadcast_sends_only_from_the_root(agent: FakeAgent, comm: Communicator) -> None:
     assert comm.broadcast(np.arange(3)).tolist() == [0, 1, 2]
     with pytest.raises(InvalidArgument, match="root is 1; with size 1 it is 0 to 0"):

@@ -11,7 +11,7 @@ from allreduced.daemon.doctor.cluster import Way, judge_cluster, ways
 from allreduced.daemon.doctor.finding import Finding, note, ok, problem, refused, warning
 from allreduced.daemon.doctor.local_socket import judge_socket, socket_facts
 from allreduced.daemon.doctor.machine import judge_machine, machine_facts
-from allreduced.daemon.doctor.network import NetworkFacts, judge_network, malformed, network_facts
+from allreduced.daemon.doctor.network import NetworkFacts, judge_network, network_facts
 from allreduced.daemon.doctor.security import examine_security
 from allreduced.daemon.memory_share import default_total
 from allreduced.daemon.rdma_use import examine as examine_rdma
@@ -66,7 +66,7 @@ def _network(settings: Settings) -> tuple[NetworkFacts | None, list[Finding]]:
     try:
         facts = asyncio.run(network_facts(settings))
     except AllReducedError as error:
-        return None, list(malformed(error))
+        return None, [refused("address", error)]
     return facts, list(judge_network(facts))
 
 

@@ -90,7 +90,7 @@ def _descriptors(facts: MachineFacts) -> Iterator[Finding]:
             "systemd: LimitNOFILE=65536 in the unit; a shell: ulimit -Hn 65536; Docker: --ulimit nofile=65536",
         )
     else:
-        yield ok("descriptors", f"{'no limit' if best is None else best} on open files")
+        yield ok("descriptors", f"a process may open {'any number of' if best is None else best} files")
 
 
 def _memory(facts: MachineFacts) -> Iterator[Finding]:

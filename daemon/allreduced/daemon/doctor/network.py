@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from allreduced.core.addresses import Address, is_link_local, is_loopback, is_wildcard, parse_address
-from allreduced.core.errors import AllReducedError
-from allreduced.daemon.doctor.finding import Finding, note, ok, problem, refused, warning
+from allreduced.daemon.dns_discovery import FIRST_LOOKUP, is_here, parse_name
+from allreduced.daemon.doctor.finding import Finding, note, ok, problem, warning
+from allreduced.daemon.names import NameUnknown, addresses_of, places_of
 from allreduced.daemon.reach import Dialled, dial_once
 from allreduced.daemon.reachability import resolve, source_address, stays_here
 from allreduced.daemon.settings import Settings
@@ -19,6 +20,9 @@ from allreduced.transports.rdma.interfaces import interface_of
 
 SMALL_MTU: Final = 1400
 """Bytes of a packet below which something on the way (a tunnel) takes much."""
+
+MOST_DIALLED: Final = 64
+"""Places behind a name that are dialled: enough to see that it is right."""
 
 _BRIDGES: Final = ("docker", "br-", "virbr", "cni", "lxcbr", "podman", "cbr", "flannel", "veth")
 
@@ -44,11 +48,24 @@ class PeerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class NameFacts:
+    """The name behind which agents are (``peers.dns``).
+
+    ``places``: what it leads to, this agent's own place included. ``problem``: why it leads nowhere, or empty.
+    """
+
+    name: str
+    places: tuple[str, ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkFacts:
     """What there is.
 
     ``host``: this machine's name, and what it means here. ``advertised``: where others are told to dial; empty where
-    there are no others, or that is not known. ``listening``: the setting, maybe empty.
+    there are no others, or that is not known. ``listening``: the setting, maybe empty. ``peers``: those of the list,
+    and those behind the name. ``name``: None where there is none.
     """
 
     host: str
@@ -59,33 +76,52 @@ class NetworkFacts:
     interface: Interface | None
     ipv6: bool
     peers: tuple[PeerFacts, ...]
+    name: NameFacts | None = None
 
 
 async def network_facts(settings: Settings) -> NetworkFacts:
-    """Look names up and dial each listed agent once, all at the same time: a few seconds at most.
+    """Look names up and dial each listed agent once, all at the same time.
+
+    Takes some seconds at most where the system's resolver answers, else as long as that one waits.
 
     :raises AllReducedError: an address in the settings is malformed.
     """
     host = socket.gethostname()
     peers = settings.peers
-    found, listed = await asyncio.gather(
-        resolve(host), asyncio.gather(*(_peer(peer.node, parse_address(peer.address)) for peer in peers.static))
+    named = [(peer.node, parse_address(peer.address)) for peer in peers.static]
+    found, listed, (name, behind) = await asyncio.gather(
+        resolve(host), asyncio.gather(*(_peer(node, address) for node, address in named)), _behind_name(settings)
     )
+    listed += behind
     told = await _told(settings, listed)
     here = bool(told) and await stays_here(parse_address(told, any_port=True))
     interface = None
     if told:
         numeric = await resolve(parse_address(told, any_port=True).host)
         interface = interface_facts(numeric[0]) if numeric else None
-    return NetworkFacts(host, found, peers.listen, told, here, interface, socket.has_dualstack_ipv6(), tuple(listed))
+    ipv6 = socket.has_dualstack_ipv6()
+    return NetworkFacts(host, found, peers.listen, told, here, interface, ipv6, tuple(listed), name)
 
 
 def judge_network(facts: NetworkFacts) -> Iterator[Finding]:
     """Yield what is to be said about names, addresses and listed agents. Pure."""
     yield from _names(facts)
     yield from _advertised(facts)
+    if facts.name is not None:
+        yield judge_name(facts.name)
     for peer in facts.peers:
         yield judge_peer(peer)
+
+
+def judge_name(name: NameFacts) -> Finding:
+    """Return what is to be said about the name behind which agents are. Pure."""
+    subject = "peers.dns"
+    if name.problem:
+        host = parse_name(name.name).host
+        question = f"dig SRV {host}" if host.startswith("_") else f"getent ahosts {host}"
+        mend = f"{question}; the agent asks again and again, so this may be right while no other agent runs"
+        return warning(subject, f"the name {name.name} is not known here: {name.problem}", mend)
+    return ok(subject, f"{name.name} leads to {', '.join(name.places)}")
 
 
 def judge_peer(peer: PeerFacts) -> Finding:
@@ -156,7 +192,11 @@ def _advertised(facts: NetworkFacts) -> Iterator[Finding]:
         yield problem(subject, f"{address} means something on one link only", "set peers.advertise")
     elif facts.interface is None or not facts.interface.name:
         if not facts.advertised_here:
-            yield note(subject, f"others are told to dial {address}, which no interface here has: a translation?")
+            yield note(
+                subject,
+                f"others are told to dial {address}, which no interface of this machine has; that is right"
+                " only behind a translation of addresses (NAT)",
+            )
     elif remote and facts.interface.bridge:
         yield problem(
             subject,
@@ -187,9 +227,22 @@ def interface_facts(numeric: str) -> Interface:
     return Interface(name, mtu, bridge=(place / "bridge").exists() or name.startswith(_BRIDGES))
 
 
-def malformed(error: AllReducedError) -> Sequence[Finding]:
-    """Return what is to be said where an address of the settings is none."""
-    return (refused("address", error),)
+async def _behind_name(settings: Settings) -> tuple[NameFacts | None, list[PeerFacts]]:
+    """Look the name up and dial what is behind it, except places of this machine: one of them is this agent's own."""
+    text = settings.peers.dns
+    if not text:
+        return None, []
+    name = parse_name(text)
+    try:
+        async with asyncio.timeout(FIRST_LOOKUP):
+            places = await (addresses_of if name.port else places_of)(name.host, name.port)
+    except NameUnknown as error:
+        return NameFacts(text, (), str(error)), []
+    except TimeoutError:
+        return NameFacts(text, (), f"no answer for {FIRST_LOOKUP:g} s"), []
+    others = [Address(name.scheme, host, port) for host, port in places if not await is_here(host)]
+    peers = await asyncio.gather(*(_peer(address.host_port, address) for address in others[:MOST_DIALLED]))
+    return NameFacts(text, tuple(Address(name.scheme, *place).host_port for place in places)), list(peers)
 
 
 async def _peer(node: str, address: Address) -> PeerFacts:

@@ -45,7 +45,7 @@ def judge_expiry(node: str, left: float) -> Finding:
         return warning(
             CERTIFICATE,
             f"the certificate of {node} ends in {days:.1f} days",
-            f"allreduced certs node {node}; the agent takes the new files without a restart",
+            f"allreduced certs node --force {node}; the agent takes the new files without a restart",
         )
     return ok(CERTIFICATE, f"certificate, key and authority of {node} fit each other, for {days:.0f} more days")
 

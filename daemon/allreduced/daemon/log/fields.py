@@ -82,7 +82,12 @@ def _converted(key: str, conversion: str, value: object) -> Field:
         shown = _short(repr(value))
         return Field(key, shown, shown)
     shown = _short(str(value))
-    return Field(key, shown, shown if kind != "r" and _PLAIN.fullmatch(shown) else repr(shown))
+    return Field(key, shown, repr(shown) if kind == "r" else quoted(shown))
+
+
+def quoted(value: str) -> str:
+    """Return a value as it stands in a line for people: one word, or quoted as Python does."""
+    return value if _PLAIN.fullmatch(value) else repr(value)
 
 
 def _short(text: str) -> str:

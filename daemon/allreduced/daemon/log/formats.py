@@ -6,7 +6,7 @@ import datetime
 import json
 import logging
 
-from allreduced.daemon.log.fields import fields_of
+from allreduced.daemon.log.fields import fields_of, quoted
 
 
 class TextFormatter(logging.Formatter):
@@ -17,7 +17,7 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self, node: str) -> None:
         super().__init__(datefmt="%Y-%m-%dT%H:%M:%S")
-        self._node = node
+        self._node = quoted(node)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its end."""

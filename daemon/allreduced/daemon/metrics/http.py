@@ -1,14 +1,15 @@
 """A small HTTP/1.1 server for GET and HEAD of a few paths, on the agent's own event loop.
 
-h11 reads and writes the protocol; here are the limits. Each connection serves one request. It has so many seconds to
-come and to be read, so many bytes, and there are so many connections: nobody can hold up the loop or fill memory.
+h11 reads and writes the protocol, ``request`` decides what is answered; here are the limits. Each connection serves
+one request. It has so many seconds to come and to be read, so many bytes, and there are so many connections: nobody can
+hold up the loop or fill memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeAlias, cast
@@ -16,7 +17,7 @@ from typing import TypeAlias, cast
 import h11
 
 from allreduced.core.log_limit import LogLimit
-from allreduced.daemon.metrics.hosts import host_of, is_allowed
+from allreduced.daemon.metrics.request import Refusal, path_of, refusal_of
 
 logger = logging.getLogger("allreduced.metrics")
 
@@ -40,6 +41,8 @@ ANSWER_SECONDS = 10.0
 
 LINGER_SECONDS = 1.0
 """Seconds in which the other side must end the connection after an answer before it is cut."""
+
+TOO_MANY = "too many connections"
 
 TEXT = "text/plain; charset=utf-8"
 
@@ -131,9 +134,9 @@ class Connection(asyncio.Protocol):
             self._within(server.limits.request_seconds, self._too_slow)
         elif len(server.turned_away) < MAX_TURNED_AWAY:
             server.turned_away.add(self)
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections; come again later")
+            self._refuse(Refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"{TOO_MANY}; come again later"))
         else:
-            server.log.warning("event=http_refused status=%d reason=%s", 503, "too many connections")
+            self._log_refusal(HTTPStatus.SERVICE_UNAVAILABLE, TOO_MANY)
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -148,11 +151,12 @@ class Connection(asyncio.Protocol):
             event = self._http.next_event()
             self._received += len(data)
         except h11.RemoteProtocolError as error:
-            self._refuse(HTTPStatus(error.error_status_hint), str(error))
+            self._refuse(Refusal(HTTPStatus(error.error_status_hint), str(error)))
             return
         if isinstance(event, h11.Request):
             if self._received - len(self._http.trailing_data[0]) > MAX_REQUEST:  # h11 limits what comes in pieces
-                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {MAX_REQUEST} bytes of headers")
+                reason = f"more than {MAX_REQUEST} bytes of headers"
+                self._refuse(Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, reason))
             else:
                 self._request(event)
 
@@ -175,37 +179,12 @@ class Connection(asyncio.Protocol):
     # The request
 
     def _request(self, request: h11.Request) -> None:
-        headers = request.headers
-        local = str(self._transport.get_extra_info("sockname")[0])
-        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
-        method = request.method.decode("latin-1")
-        target = request.target.decode("latin-1")
-        self._head = method == "HEAD"
-        if hosts:  # HTTP/1.0 may do without, which browsers do not
-            host = host_of(hosts[0])
-            if host is None:
-                self._refuse(HTTPStatus.BAD_REQUEST, "the Host header is malformed")
-                return
-            if not is_allowed(host, local, self._server.names):
-                self._refuse(
-                    HTTPStatus.MISDIRECTED_REQUEST, "this server has another name; see metrics.hosts in its settings"
-                )
-                return
-        if request.http_version not in (b"1.0", b"1.1"):
-            self._refuse(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "this server speaks HTTP/1.1")
+        self._head = request.method == b"HEAD"
+        refusal = refusal_of(request, str(self._transport.get_extra_info("sockname")[0]), self._server.names)
+        if refusal is not None:
+            self._refuse(refusal)
             return
-        if not target.startswith("/"):
-            self._refuse(HTTPStatus.BAD_REQUEST, "the target must be a path")
-            return
-        if method not in ("GET", "HEAD"):
-            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD", [("Allow", "GET, HEAD")])
-            return
-        if any(
-            name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers
-        ):
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "a request must have no body")
-            return
-        handler = self._server.paths.get(target.partition("?")[0])
+        handler = self._server.paths.get(path_of(request))
         if handler is None:
             self._answer(plain(HTTPStatus.NOT_FOUND, f"there are {', '.join(self._server.paths)}"))
             return
@@ -222,13 +201,16 @@ class Connection(asyncio.Protocol):
 
     # The answer
 
-    def _refuse(self, status: HTTPStatus, reason: str, headers: list[tuple[str, str]] | None = None) -> None:
+    def _refuse(self, refusal: Refusal) -> None:
+        self._log_refusal(refusal.status, refusal.reason)
+        self._answer(plain(refusal.status, refusal.reason), refusal.headers)
+
+    def _log_refusal(self, status: HTTPStatus, reason: str) -> None:
         where = self._transport.get_extra_info("peername")
         source = str(where[0]) if where else ""
         self._server.log.warning("event=http_refused status=%d from=%s reason=%s", status, source, reason)
-        self._answer(plain(status, reason), headers)
 
-    def _answer(self, answer: Answer, headers: list[tuple[str, str]] | None = None) -> None:
+    def _answer(self, answer: Answer, headers: Sequence[tuple[str, str]] = ()) -> None:
         """Send the answer, then wait for a moment until the other side has read it."""
         if self._answered or self._transport.is_closing():
             return
@@ -242,7 +224,7 @@ class Connection(asyncio.Protocol):
                 ("Cache-Control", "no-store"),
                 ("X-Content-Type-Options", "nosniff"),
                 ("Connection", "close"),
-                *(headers or ()),
+                *headers,
             ],
         )
         events = (
@@ -264,7 +246,8 @@ class Connection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(seconds, late)
 
     def _too_slow(self) -> None:
-        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"no request within {self._server.limits.request_seconds:g} s")
+        seconds = self._server.limits.request_seconds
+        self._refuse(Refusal(HTTPStatus.REQUEST_TIMEOUT, f"no request within {seconds:g} s"))
 
     def cut(self) -> None:
         """End the connection now."""

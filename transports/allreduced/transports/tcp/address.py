@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
-import socket
-from typing import TypeAlias
 
-from allreduced.core.addresses import is_numeric, parse_address
+from allreduced.core.addresses import parse_address
 from allreduced.core.errors import ConfigError
+from allreduced.core.resolver import SockAddr
 
 SCHEME = "tcp"
-
-SockAddr: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
 
 
 def parse(address: str, scheme: str = SCHEME) -> tuple[str, int]:
@@ -33,27 +29,3 @@ def text(sockaddr: SockAddr, scheme: str = SCHEME) -> str:
         mapped = ipaddress.IPv6Address(host.partition("%")[0]).ipv4_mapped
         host = str(mapped) if mapped is not None else f"[{host}]"
     return f"{scheme}://{host}:{port}"
-
-
-async def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, SockAddr]]:
-    """Return the socket addresses of a host, best first. Numeric addresses need no resolver and no thread.
-
-    :raises OSError: the name is not known.
-    """
-    if is_numeric(host):
-        found = socket.getaddrinfo(  # AI_NUMERICHOST: no look-up, does not block
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-        )
-    else:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [(family, _sockaddr(address)) for family, _, _, _, address in found]
-
-
-def _sockaddr(address: tuple[object, ...]) -> SockAddr:
-    host, port = str(address[0]), address[1]
-    flow, scope = (address[2], address[3]) if len(address) == 4 else (None, None)
-    if not isinstance(port, int):
-        raise OSError(f"no TCP address: {address!r}")
-    if isinstance(flow, int) and isinstance(scope, int):
-        return host, port, flow, scope
-    return host, port

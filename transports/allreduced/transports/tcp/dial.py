@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from allreduced.core.errors import AgentUnavailable, AuthenticationError, ProtocolError
+from allreduced.core.resolver import SockAddr, look_up
 from allreduced.transports.base import Handshake, LinkEvents, LinkOptions
-from allreduced.transports.tcp.address import SCHEME, SockAddr, parse, resolve, text
+from allreduced.transports.tcp.address import SCHEME, parse, text
 from allreduced.transports.tcp.authenticate import authenticate
 from allreduced.transports.tcp.link import TcpLink
 from allreduced.transports.tcp.secure import secured
@@ -102,7 +103,7 @@ async def _open_first(
     deadline = loop.time() + options.connect_timeout
     try:
         async with asyncio.timeout_at(deadline):
-            targets = await resolve(host, port)
+            targets = await look_up(host, port)
     except OSError as error:  # TimeoutError is one
         unavailable(address, error)
     failures: list[OSError] = []

@@ -12,9 +12,10 @@ from typing import Final, Protocol
 from allreduced.core.accept_budget import AcceptBudget
 from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigError, ProtocolError
 from allreduced.core.log_limit import LogLimit
+from allreduced.core.resolver import SockAddr, look_up
 from allreduced.transports.base import Handshake, LinkAccepted, LinkOptions, Listener
 from allreduced.transports.tcp import wire
-from allreduced.transports.tcp.address import SCHEME, SockAddr, parse, resolve, text
+from allreduced.transports.tcp.address import SCHEME, parse, text
 from allreduced.transports.tcp.authenticate import authenticate
 from allreduced.transports.tcp.conversation import Conversation, decline
 from allreduced.transports.tcp.link import FlowLink, TcpLink
@@ -25,7 +26,11 @@ from allreduced.transports.tcp.stream import PlainStream, Stream
 _log = logging.getLogger("allreduced.transports.tcp")
 
 _BACKLOG: Final = 256
+"""Connections that wait in the kernel's queue."""
+
 _ACCEPTS_PER_WAKE: Final = 32
+"""Connections that are accepted before everything else has its turn."""
+
 REFUSED_AGAIN: Final = 60.0
 """Seconds in which it is said once that a host is refused for a reason."""
 
@@ -294,6 +299,8 @@ class TcpListener(Listener):
         who = (parse(source, self._scheme)[0], reason)
         now = self._loop.time()
         self._refused = {key: at for key, at in self._refused.items() if now - at < REFUSED_AGAIN}
+        if who in self._refused or len(self._refused) >= MAX_REFUSED:
+            self._budget.bad(now)  # nothing is said, but it costs as much as any other
         if who not in self._refused and len(self._refused) < MAX_REFUSED:
             self._refused[who] = now
             self._drop(source, reason)
@@ -316,7 +323,7 @@ async def listen(
     """
     host, port = parse(address, scheme)
     try:
-        found = await resolve(host, port)
+        found = await look_up(host, port)
     except OSError as error:
         raise ConfigError(f"cannot listen at {address}: {error.strerror or error}") from error
     family, target = found[0]

@@ -9,6 +9,7 @@ from allreduced.transports.tcp.stream import PlainStream, Stream
 from allreduced.transports.tcp.tls import TlsStream, is_tls
 
 _PIECE = 512
+"""Bytes read to see how the dialler begins; what is more is read by whoever goes on."""
 
 
 async def secured(sock: socket.socket, credentials: Credentials | None) -> Stream:

@@ -31,6 +31,13 @@ class Stream(abc.ABC):
         """Put bytes back, to be received before all others."""
         self._early = memoryview(data + self._early)
 
+    def _take_early(self, into: memoryview) -> int:
+        """Take bytes that were put back; return how many."""
+        got = min(len(into), len(self._early))
+        into[:got] = self._early[:got]
+        self._early = self._early[got:]
+        return got
+
     @property
     @abc.abstractmethod
     def buffered(self) -> bool:
@@ -131,12 +138,7 @@ class PlainStream(Stream):
         return False
 
     def recv_into(self, into: memoryview) -> int:  # noqa: D102
-        if not self._early:
-            return self._sock.recv_into(into)
-        got = min(len(into), len(self._early))
-        into[:got] = self._early[:got]
-        self._early = self._early[got:]
-        return got
+        return self._take_early(into) if self._early else self._sock.recv_into(into)
 
     def send(self, pieces: Sequence[memoryview]) -> int:  # noqa: D102
         return self._sock.sendmsg(pieces)

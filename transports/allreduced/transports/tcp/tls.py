@@ -100,7 +100,7 @@ class TlsStream(Stream):
 
     def recv_into(self, into: memoryview) -> int:  # noqa: D102
         if self._early:
-            return self._receive_early(into)
+            return self._take_early(into)
         read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment] # so it is with a buffer
         got, room = 0, len(into)
         if room >= _PIECE > len(self._piece):
@@ -179,12 +179,6 @@ class TlsStream(Stream):
             await self.receive(1)  # the other side may have said why
             raise
 
-    def _receive_early(self, into: memoryview) -> int:
-        got = min(len(into), len(self._early))
-        into[:got] = self._early[:got]
-        self._early = self._early[got:]
-        return got
-
     def _pull(self) -> int | None:
         """Take what came and return how many bytes that was, 0 at the end; None if there is nothing."""
         try:
@@ -226,8 +220,17 @@ def names_of(certificate: Mapping[str, object]) -> frozenset[str]:
 
 
 _EXPIRED, _NOT_YET = 10, 9
-_UNKNOWN = frozenset({2, 18, 19, 20, 21})
-"""OpenSSL's results of verification."""
+"""OpenSSL's results of verification: X509_V_ERR_CERT_HAS_EXPIRED and X509_V_ERR_CERT_NOT_YET_VALID."""
+_UNKNOWN = frozenset(
+    {
+        2,  # X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT
+        18,  # X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT
+        19,  # X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN
+        20,  # X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY
+        21,  # X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE
+    }
+)
+"""Those of a certificate that no known authority signed."""
 
 _ALERTS: Final = {
     "CERTIFICATE_EXPIRED": "it has expired",
@@ -239,7 +242,7 @@ _ALERTS: Final = {
     "CERTIFICATE_REQUIRED": "there is none",
     "DECRYPT_ERROR": "key and certificate do not belong together",
 }
-_NEW = "give the node a new one: allreduced certs node NAME"
+_NEW = "give the node a new one: allreduced certs node --force NAME"
 _AUTHORITY = "the certificates of all nodes must be signed by authorities that are in security.ca everywhere"
 _CLOCKS = "compare the clocks of both machines"
 _HINTS: Final = {"CERTIFICATE_EXPIRED": _NEW, "UNKNOWN_CA": _AUTHORITY, "BAD_CERTIFICATE": _CLOCKS}
