@@ -57,14 +57,14 @@ NB_MODULE(_native, module) {
             "submit",
             [](allreduced::Pool& pool, std::int64_t job, std::int64_t dtype, std::int64_t reduction,
                std::int64_t divisor, std::int64_t count, const Addresses& sources, std::uintptr_t target,
-               std::int64_t priority, std::int64_t partials, bool partial_target) {
+               std::int64_t priority, std::int64_t partials, bool partial_target, std::int64_t share) {
                 pool.submit(job,
                             allreduced::Request(dtype, reduction, divisor, count, sources, target,
                                                 {partials, partial_target}),
-                            priority);
+                            priority, share);
             },
             "job"_a, "dtype"_a, "reduction"_a, "divisor"_a, "count"_a, "sources"_a, "target"_a, "priority"_a = 0,
-            nb::kw_only(), "partials"_a = 0, "partial_target"_a = false)
+            nb::kw_only(), "partials"_a = 0, "partial_target"_a = false, "share"_a = 0)
         .def("completed", &allreduced::Pool::completed)
         .def("close", &allreduced::Pool::close, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -55,6 +55,13 @@ struct Before {
     }
 };
 
+// The jobs of one share. Of all shares the one that used least has the next turn. One that comes (again) begins where the
+// others are, so that it cannot save up turns while it has nothing to do.
+struct Share {
+    std::uint64_t used = 0;  // bytes read and written
+    std::map<Place, std::shared_ptr<Job>, Before> waiting;  // never empty
+};
+
 std::system_error failure(int error, const std::string& what) {
     return std::system_error(error, std::generic_category(), what);
 }
@@ -98,7 +105,8 @@ struct Pool::State {
     mutable std::mutex mutex;
     std::condition_variable changed;
     // Guarded by the mutex:
-    std::map<Place, std::shared_ptr<Job>, Before> waiting;  // jobs of which pieces are left to take
+    std::map<std::int64_t, Share> shares;  // those with jobs of which pieces are left to take
+    std::uint64_t turn = 0;  // what the share that had the last turn had used until then
     std::vector<std::int64_t> done;
     std::uint64_t submissions = 0;
     std::size_t started = 0;
@@ -139,19 +147,34 @@ struct Pool::State {
         changed.notify_all();
     }
 
+    // Call with the mutex held, and at least one share.
+    std::map<std::int64_t, Share>::iterator next_share() {
+        auto least = shares.begin();
+        for (auto share = std::next(least); share != shares.end(); ++share) {
+            if (share->second.used < least->second.used) least = share;
+        }
+        return least;
+    }
+
     void work() {
         const DefaultFloatingPoint environment;
         std::unique_lock<std::mutex> lock(mutex);
         while (true) {
-            changed.wait(lock, [this] { return closing || !waiting.empty(); });
-            if (waiting.empty()) return;
-            const auto front = waiting.begin();
+            changed.wait(lock, [this] { return closing || !shares.empty(); });
+            if (shares.empty()) return;
+            const auto share = next_share();
+            const auto front = share->second.waiting.begin();
             const std::shared_ptr<Job> job = front->second;
             const std::size_t first = job->taken;
             const std::size_t left = job->request.count() - first;
             const std::size_t count = left < job->piece ? left : job->piece;
             job->taken += count;
-            if (count == left) waiting.erase(front);
+            turn = share->second.used;
+            share->second.used += count * job->request.bytes_per_element();
+            if (count == left) {
+                share->second.waiting.erase(front);
+                if (share->second.waiting.empty()) shares.erase(share);
+            }
 
             lock.unlock();
             job->request.run(first, count);
@@ -214,13 +237,15 @@ int Pool::descriptor() const {
     return state_->event;
 }
 
-void Pool::submit(std::int64_t job, Request request, std::int64_t priority) {
+void Pool::submit(std::int64_t job, Request request, std::int64_t priority, std::int64_t share) {
     const auto queued = std::make_shared<Job>(job, std::move(request));
     const bool shared = queued->piece < queued->request.count();
     {
         const std::lock_guard<std::mutex> lock(state_->mutex);
         if (state_->closing) throw std::invalid_argument("the pool is closed");
-        state_->waiting.emplace(Place{priority, state_->submissions++}, queued);
+        const auto [place, is_new] = state_->shares.try_emplace(share);
+        if (is_new) place->second.used = state_->turn;
+        place->second.waiting.emplace(Place{priority, state_->submissions++}, queued);
     }
     if (shared) {
         state_->changed.notify_all();
@@ -245,8 +270,12 @@ void Pool::close() {
     {
         const std::lock_guard<std::mutex> lock(state_->mutex);
         state_->closing = true;
-        for (auto place = state_->waiting.begin(); place != state_->waiting.end();) {
-            place = place->second->taken == 0 ? state_->waiting.erase(place) : std::next(place);
+        for (auto share = state_->shares.begin(); share != state_->shares.end();) {
+            auto& waiting = share->second.waiting;
+            for (auto place = waiting.begin(); place != waiting.end();) {
+                place = place->second->taken == 0 ? waiting.erase(place) : std::next(place);
+            }
+            share = waiting.empty() ? state_->shares.erase(share) : std::next(share);
         }
     }
     state_->changed.notify_all();

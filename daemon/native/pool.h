@@ -1,4 +1,5 @@
-// Worker threads that run reductions in order of priority and report completions through an eventfd.
+// Worker threads that run reductions, fairly among shares and in order of priority within each, and report completions
+// through an eventfd.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +27,10 @@ class Pool {
     // Returns the eventfd, readable exactly while completions wait; -1 once closed. The pool owns it.
     int descriptor() const;
 
-    // Queues a job. Higher priority first, then in order of submission. Throws std::invalid_argument once closed.
-    void submit(std::int64_t job, Request request, std::int64_t priority);
+    // Queues a job. While several shares have jobs, each of them gets the same part of the threads, by the bytes that
+    // its jobs read and write; within a share higher priority first, then in order of submission. Throws
+    // std::invalid_argument once closed.
+    void submit(std::int64_t job, Request request, std::int64_t priority, std::int64_t share = 0);
 
     // Returns the jobs that completed since the last call, in order of completion. Never waits for a job.
     std::vector<std::int64_t> completed();

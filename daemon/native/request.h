@@ -29,6 +29,9 @@ class Request {
     // Bytes of one element of the target.
     std::size_t itemsize() const { return itemsize_; }
 
+    // Bytes that are read and written for one element, for sharing: sources count like the target.
+    std::size_t bytes_per_element() const { return itemsize_ * (sources_.size() + 1); }
+
     // Reduces elements first .. first + count - 1 on the calling thread.
     void run(std::size_t first, std::size_t count) const;
 

@@ -17,7 +17,7 @@ from allreduced.core.errors import (
     LimitExceeded,
 )
 from allreduced.core.identity import PeerIdentity
-from allreduced.protocol.handshake import ConnectedToSelf, SecretAuthenticator
+from allreduced.protocol.handshake import HIGHEST_VERSION, ConnectedToSelf, SecretAuthenticator
 from allreduced.transports.base import MAX_CONTROL, Link, LinkEvents, LinkOptions, LinkStats, is_refusal
 
 
@@ -25,6 +25,7 @@ async def test_both_ends_know_each_other(endpoint: Endpoint) -> None:
     async with endpoint.pair() as pair:
         assert pair.near.peer == PeerIdentity("b", 2)
         assert pair.far.peer == PeerIdentity("a", 1)
+        assert pair.near.version == pair.far.version == HIGHEST_VERSION
         assert (pair.near.initiator, pair.far.initiator) == (True, False)
         assert pair.near.remote_address == pair.far.local_address == pair.listener.address
         assert pair.far.remote_address == pair.near.local_address != pair.listener.address

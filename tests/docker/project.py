@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -39,6 +38,7 @@ class Project:
             "BASE_IMAGE": BASE,
             "BUILD_IMAGE": BUILD,
             "PIP_ARGUMENTS": "--no-index",
+            "BUILD_NETWORK": "none",  # a daemon of the tests has no bridge, which BuildKit would ask for
             "COMPOSE_PROJECT_NAME": self._name,
             **environment,
         }
@@ -60,9 +60,8 @@ class Project:
         self, *arguments: str, seconds: float = 300.0, environment: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of compose; return how it ended."""
-        command = ("docker-compose",) if shutil.which("docker-compose") else ("docker", "compose")
         return self.docker.command(
-            (*command, "--file", str(self._file), *arguments),
+            (*self.docker.compose, "--file", str(self._file), *arguments),
             seconds=seconds,
             environment={**self._environment, **(environment or {})},
         )

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import math
 import os
+import socket
 from collections.abc import Mapping
 
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.contract.conftest import Recorder
 from tests.integration.agents import NotStarted, StartAgent
+from tests.integration.test_access import as_user
 from tests.integration.test_agent import BOUND, LOOPBACK, group, join
 
-from allreduced.core.errors import ConfigError, MismatchError
+from allreduced.client import connect
+from allreduced.core.errors import AuthenticationError, ConfigError, MismatchError
 from allreduced.daemon.metrics.catalogue import CATALOGUE, sample_names
+from allreduced.protocol.handshake import SecretAuthenticator
+from allreduced.transports.base import LinkOptions
+from allreduced.transports.tcp import TcpTransport
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -54,6 +62,16 @@ def scrape(port: int) -> Samples:
 
 def value(samples: Samples, name: str, **labels: str) -> float:
     return samples[name, frozenset(labels.items())]
+
+
+def refusals(samples: Samples, plane: str) -> dict[str, int]:
+    """Return how many were refused on a plane, by kind; those of which there was none are left out."""
+    counts = {
+        dict(labels)["kind"]: int(count)
+        for (name, labels), count in samples.items()
+        if name == "allreduced_refusals_total" and dict(labels)["plane"] == plane
+    }
+    return {kind: count for kind, count in counts.items() if count}
 
 
 def total(samples: Samples, name: str, **labels: str) -> float:
@@ -114,7 +132,7 @@ async def test_known_operations_make_known_numbers(start_agent: StartAgent, free
             assert total(samples, "allreduced_kernel_bytes_total") >= nbytes / 2
             assert total(samples, "allreduced_kernel_seconds_total") > 0
             assert value(samples, "allreduced_log_lines_total", level="info", event="operation_failed") == 1
-            assert value(samples, "allreduced_refusals_total", plane="peers") == 0
+            assert refusals(samples, "peers") == refusals(samples, "clients") == {}
             assert value(samples, "allreduced_ready") == 1
             assert total(samples, "allreduced_build_info", node="a", loop="asyncio") == 1
             assert value(samples, "process_resident_memory_bytes") > 0
@@ -200,6 +218,53 @@ def test_a_strange_name_and_other_methods_are_refused(start_agent: StartAgent, f
     assert ask(free_port, "/healthz", Host="metrics.example:80")[0] == 200
     assert ask(free_port, "/healthz", "DELETE")[0] == 405
     assert ask(free_port, "/other")[0] == 404
+
+
+async def test_each_refusal_counts_by_its_kind(start_agent: StartAgent, free_port: int) -> None:
+    agent = start_agent(
+        "a",
+        *LOOPBACK,
+        ALLREDUCED_METRICS_LISTEN=str(free_port),
+        ALLREDUCED_SECRET="of the cluster",
+        ALLREDUCED_ACCESS_JOB_SECRETS="required",
+        ALLREDUCED_LIMITS_HELLO_TIMEOUT="0.2",
+    )
+    host, _, port = agent.listen.removeprefix("tcp://").rpartition(":")
+    unix = agent.socket.replace("@", "\0", 1)
+
+    def send(family: socket.AddressFamily, address: str | tuple[str, int], data: bytes) -> None:
+        """Send something, and wait until the agent has closed the connection."""
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.settimeout(BOUND)
+            sock.connect(address)
+            sock.sendall(data)
+            if family == socket.AF_INET or not data:
+                with contextlib.suppress(ConnectionResetError):
+                    while sock.recv(4096):
+                        pass
+
+    for times in range(1, 4):  # the third time nothing more is written about agents with another secret
+        send(socket.AF_INET, (host, int(port)), b"GET / HTTP/1.1\r\n\r\n")
+        send(socket.AF_INET, (host, int(port)), b"\x16\x03\x01")
+        with pytest.raises(AuthenticationError, match="another secret"):
+            await TcpTransport().connect(
+                agent.listen, Recorder(), LinkOptions(SecretAuthenticator("b", 7, b"of another cluster"))
+            )
+        send(socket.AF_UNIX, unix, b"\xff" * 64)  # a message of 4 GiB
+        send(socket.AF_UNIX, unix, b"\0\0\0")  # the end of the connection comes before the end of the message
+        send(socket.AF_UNIX, unix, b"")  # says nothing until limits.hello_timeout
+        with pytest.raises(AuthenticationError, match="job_secrets"):
+            await join(agent, 0, 1)
+        if os.geteuid() == 0:
+            with pytest.raises(AuthenticationError, match="may not attach"), as_user(4321):
+                connect(job="job", rank=0, size=1, socket=agent.socket, deadline=BOUND)
+        by_access = {"access": times} if os.geteuid() == 0 else {}
+        await until(free_port, "allreduced_refusals_total", times, plane="clients", kind="timeout")
+        await until(free_port, "allreduced_refusals_total", times, plane="clients", kind="hung_up")
+        samples = await until(free_port, "allreduced_refusals_total", times, plane="peers", kind="secret")
+        assert refusals(samples, "peers") == {"protocol": times, "tls": times, "secret": times}
+        clients = {"protocol": times, "hung_up": times, "timeout": times, "secret": times, **by_access}
+        assert refusals(samples, "clients") == clients
 
 
 async def until(port: int, name: str, wanted: float, **labels: str) -> Samples:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import secrets
 import shutil
 import signal
 import socket
@@ -20,7 +22,9 @@ from cryptography import x509
 from tests.contract.conftest import Recorder
 from tests.integration.agents import AgentProcess, NotStarted, StartAgent
 from tests.integration.test_agent import BOUND, group
+from tests.integration.test_attach_again import agent_pid
 from tests.integration.test_links import until_logged
+from tests.integration.test_metrics import refusals, scrape
 from tests.support.certificates import TestAuthority, environment
 
 from allreduced.client import AsyncCommunicator
@@ -47,14 +51,17 @@ class Cluster:
         return self.agents[0].listen
 
 
-def start_cluster(start_agent: StartAgent, folder: Path, *, secret: str = SECRET, **more: str) -> Cluster:
-    """Start the agents ``a`` and ``b``."""
+def start_cluster(
+    start_agent: StartAgent, folder: Path, *, secret: str = SECRET, metrics: str = "", **more: str
+) -> Cluster:
+    """Start the agents ``a`` and ``b``. ``metrics``: where ``a`` serves its metrics."""
     authority = TestAuthority.make(folder / "ours")
     settings = {"ALLREDUCED_SECRET": secret, **more} if secret else more
     first = start_agent(
         "a",
         *("--listen", "tcp://127.0.0.1:0", "--peer", "b=tcp://127.0.0.1:1", "--peer", "c=tcp://127.0.0.1:2"),
         **environment(authority.issue("a")),
+        ALLREDUCED_METRICS_LISTEN=metrics,
         **settings,
     )
     second = start_agent(
@@ -134,8 +141,10 @@ class Unchecked(Credentials):
         return context
 
 
-async def test_strange_agents_are_refused_and_nobody_is_harmed(start_agent: StartAgent, tmp_path: Path) -> None:
-    cluster = start_cluster(start_agent, tmp_path)
+async def test_strange_agents_are_refused_and_nobody_is_harmed(
+    start_agent: StartAgent, tmp_path: Path, free_port: int
+) -> None:
+    cluster = start_cluster(start_agent, tmp_path, metrics=str(free_port))
     ours, theirs = cluster.authority, TestAuthority.make(tmp_path / "theirs")
     victim = cluster.agents[0]
     strangers: list[tuple[str, str, Callable[[], Credentials | None], str, str]] = [
@@ -157,6 +166,9 @@ async def test_strange_agents_are_refused_and_nobody_is_harmed(start_agent: Star
             await until_logged(victim, says)
             await refused(cluster.address, node, credentials, secret=secret)
             assert victim.logged().count("event=connection_dropped") == before + 1, (what, victim.logged())
+    # Each of them came twice, and each time counts.
+    samples = await asyncio.to_thread(scrape, free_port)
+    assert refusals(samples, "peers") == {"tls": 2 * 6, "secret": 2 * 2}
     assert "event=peer_lost" not in victim.logged()
     assert [agent.stop() for agent in cluster.agents] == [0, 0]
 
@@ -282,6 +294,31 @@ async def serial_of(address: str, authority: TestAuthority) -> str:
         return str(certificate["serialNumber"]).lstrip("0")
     finally:
         stream.close(reset=False)
+
+
+async def test_a_private_agent_needs_the_name_of_its_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, setting in environment(TestAuthority.make(tmp_path).issue("a")).items():
+        monkeypatch.setenv(name, setting)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    async def connected() -> AsyncCommunicator:
+        job = f"mtls-{secrets.token_hex(6)}"
+        return await AsyncCommunicator.connect(job=job, rank=0, size=1, local_rank=0, local_size=1, deadline=BOUND)
+
+    with pytest.raises(
+        AuthenticationError, match=f"is for a, and this agent is called '{socket.gethostname()}'"
+    ) as caught:
+        await connected()
+    assert "ALLREDUCED_AGENT_NODE" in caught.value.hint
+    monkeypatch.setenv("ALLREDUCED_AGENT_NODE", "a")
+    rank = await connected()
+    assert (await rank.all_reduce(np.ones(3))).tolist() == [1.0] * 3
+    assert rank.nodes == ("a",)
+    agent = agent_pid(rank)
+    await rank.close()
+    await asyncio.to_thread(os.waitpid, agent, 0)
 
 
 def test_credentials_that_cannot_be_used_stop_the_start(start_agent: StartAgent, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import shutil
 import site
@@ -119,6 +120,15 @@ def went_on(rank: subprocess.Popen[str]) -> None:
     assert told == "3 3"
 
 
+def measured(node: Node) -> dict[tuple[str, str], bool]:
+    """Let the doctor measure all links. Return which ways were measured; all are there."""
+    command = [sys.executable, "-m", "allreduced.cli.main", "doctor", "--bandwidth", "--json", "--socket", node.socket]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND, check=False)
+    ways = json.loads(done.stdout)["ways"]
+    assert {way["outcome"] for way in ways} <= {"reached", ""}, ways  # the version before does not dial when asked
+    return {(way["source"], way["target"]): way["bandwidth"] > 0 for way in ways}
+
+
 def test_agents_are_upgraded_one_at_a_time_under_a_running_job(
     start_agent: StartAgent, tmp_path: Path, previous: str
 ) -> None:
@@ -135,4 +145,10 @@ def test_agents_are_upgraded_one_at_a_time_under_a_running_job(
             for rank in started:
                 went_on(rank)
                 assert rank.poll() is None
+            if node is a:
+                # What the version before does not know is not sent there: it would end the link.
+                assert measured(a) == {("a", "b"): False, ("b", "a"): False}
+                assert "event=bad_frame" not in b.logged()
+                assert "event=link_lost" not in a.logged() + b.logged()
     assert "protocol" not in a.logged() + b.logged()
+    assert measured(a) == {("a", "b"): True, ("b", "a"): True}

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 SUITE = "bookworm"
@@ -26,28 +26,42 @@ def need(tools: Mapping[str, Sequence[str]]) -> None:
     missing = [tool for tool in tools if shutil.which(tool, path=_path()) is None]
     if not missing:
         return
-    wanted = ", ".join(missing)
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise NotPermitted(f"{wanted} is missing, and only root on Debian installs it")
-    packages = sorted({package for tool in missing for package in tools[tool]})
-    known = [package for package in packages if _known(package)]
-    if len(known) < len(packages):
-        _apt("update", "-q")
-        known = [package for package in packages if _known(package)]
-    _apt("install", "-q", "-y", "--no-install-recommends", *known)
+    known = install({package for tool in missing for package in tools[tool]}, what=", ".join(missing))
     still = [tool for tool in missing if shutil.which(tool, path=_path()) is None]
     if still:
         raise NotPermitted(f"{', '.join(still)} is missing, and {' '.join(known) or 'no package'} does not bring it")
 
 
-def make_tars(layers: Sequence[tuple[Path, Sequence[str]]], *, suite: str = SUITE) -> None:
+def install(packages: Collection[str], *, what: str) -> list[str]:
+    """Install those of the packages that this machine's Debian has, and return them. ``what``: what lacks, for errors.
+
+    :raises NotPermitted: they cannot be installed.
+    """
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise NotPermitted(f"{what} is missing, and only root on Debian installs it")
+    known = [package for package in sorted(packages) if _known(package)]
+    if len(known) < len(packages):
+        _apt("update", "-q")
+        known = [package for package in sorted(packages) if _known(package)]
+    _apt("install", "-q", "-y", "--no-install-recommends", *known)
+    return known
+
+
+def make_tars(
+    layers: Sequence[tuple[Path, Sequence[str]]],
+    *,
+    suite: str = SUITE,
+    then: Sequence[str] = (),
+    makes: Sequence[Path] = (),
+) -> None:
     """Write a root file system as a tar for each layer: its packages, on top of those of the layers before.
 
-    Tars that are all there already stay as they are.
+    ``then``: shell commands after the last layer, with the root as ``$1``, which write the files ``makes``.
+    What is all there already stays as it is.
 
     :raises NotPermitted: there are no packages to be had, or this user must not make root file systems.
     """
-    if all(tar.exists() for tar, _ in layers):
+    if all(path.exists() for path in (*(tar for tar, _ in layers), *makes)):
         return
     need({"mmdebstrap": ("mmdebstrap",)})
     (first, packages), *more = layers
@@ -60,7 +74,7 @@ def make_tars(layers: Sequence[tuple[Path, Sequence[str]]], *, suite: str = SUIT
         "--dpkgopt=force-unsafe-io",  # nobody needs it after a power cut
         # Manuals and translations are most of the files, and none of the use.
         *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale", "info")),
-        *(f"--customize-hook={hook}" for hook in hooks),
+        *(f"--customize-hook={hook}" for hook in (*hooks, *then)),
         *(suite, "-", f"deb {MIRROR} {suite} main"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)

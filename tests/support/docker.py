@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.support.debian import NotPermitted, need
+from tests.support.debian import NotPermitted, install, need
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
@@ -26,7 +26,6 @@ _TOOLS = {
     "dockerd": ("docker.io",),
     "docker": ("docker-cli", "docker.io"),
     "docker-init": ("tini", "docker.io"),
-    "docker-compose": ("docker-compose",),
     "unshare": ("util-linux",),
     "setpriv": ("util-linux",),
     "ip": ("iproute2",),
@@ -42,6 +41,8 @@ class Docker:
 
     def __init__(self, host: str = "") -> None:
         self.environment = {**os.environ, **({"DOCKER_HOST": host} if host else {})}
+        self.compose = _compose(self)
+        """The command that runs Compose, version 2 where it is installed; empty where there is none."""
 
     def run(self, *arguments: str, seconds: float = COMMAND_SECONDS) -> str:
         """Run ``docker ARGUMENTS``; return its standard output without the last newline.
@@ -78,6 +79,15 @@ class Docker:
         )
 
 
+def _compose(docker: Docker) -> tuple[str, ...]:
+    try:
+        if docker.attempt("compose", "version").returncode == 0:
+            return ("docker", "compose")
+    except FileNotFoundError:
+        return ()
+    return ("docker-compose",) if shutil.which("docker-compose") else ()
+
+
 @contextlib.contextmanager
 def docker_daemon(directory: Path) -> Iterator[Docker]:
     """Yield a daemon that works. One that is started here has its data in ``directory``, and ends afterwards.
@@ -86,6 +96,11 @@ def docker_daemon(directory: Path) -> Iterator[Docker]:
     """
     need(_TOOLS)
     own = Docker()
+    if not own.compose:
+        install(("docker-compose",), what="Docker Compose")  # a command in Debian 12, a plugin of docker's in Debian 13
+        own = Docker()
+        if not own.compose:
+            raise NotPermitted("there is neither `docker compose` nor docker-compose")
     if own.attempt("version").returncode == 0:
         yield own
         return

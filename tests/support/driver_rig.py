@@ -20,6 +20,7 @@ from allreduced.daemon.engine.region import Region
 from allreduced.daemon.membership import actions as membership_actions
 from allreduced.daemon.membership import events as membership_events
 from allreduced.daemon.ports import Result
+from allreduced.protocol.handshake import HIGHEST_VERSION
 from allreduced.protocol.peer import Fingerprint, Frame
 from allreduced.transports.base import Link, LinkStats, PeerIdentity
 
@@ -60,7 +61,7 @@ class FakeKernels:
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.queued: list[tuple[int, int]] = []
+        self.queued: list[tuple[int, int, int]] = []
         self._done: list[int] = []
         self.at_once = 0
         self.fails = False
@@ -94,8 +95,9 @@ class FakeKernels:
         *,
         partials: int,
         partial_target: bool,
+        share: int,
     ) -> None:
-        self.queued.append((job, priority))
+        self.queued.append((job, priority, share))
 
     def complete(self, job: int) -> None:
         self._done.append(job)
@@ -118,6 +120,7 @@ class FakeLink(Link):
 
     def __init__(self, node: str) -> None:
         self.peer = PeerIdentity(node, 1)
+        self.version = HIGHEST_VERSION
         self.initiator = True
         self.remote_address = self.local_address = "fake://"
         self.stats = LinkStats()
@@ -264,4 +267,4 @@ def submitted(request: int = 1, client: int = 100) -> events.Submitted:
 
 def reduce(job: int, nbytes: int, target: Region | None = None) -> actions.Reduce:
     region = target or Region(RESULT, 0, nbytes)
-    return actions.Reduce(job, DType.FLOAT32, Reduction.SUM, 1, nbytes // 4, (region,), region, 3)
+    return actions.Reduce(job, DType.FLOAT32, Reduction.SUM, 1, nbytes // 4, (region,), region, 3, share=1001)

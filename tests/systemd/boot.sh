@@ -1,14 +1,14 @@
 #!/bin/sh
-# PID 1 of new namespaces: puts a throw-away copy of this machine's file system together and becomes systemd there.
-# $1: an empty folder. $2: the Python installation. $3: the folder with the packages. $4: the folder of configs/systemd.
-# $5: the folder that is shared with the tests.
+# PID 1 of new namespaces: puts a throw-away copy of a file system together and becomes systemd there.
+# $1: an empty folder. $2: the file system. $3: the Python installation, if not that of the file system. $4: the folder
+# with the packages. $5: the folder of configs/systemd. $6: the folder that is shared with the tests.
 set -eu
-where=$1 python=$2 packages=$3 units=$4 shared=$5
+where=$1 lower=$2 python=$3 packages=$4 units=$5 shared=$6
 
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 tmpfs "$where"
 mkdir "$where/upper" "$where/work" "$where/root"
-mount -t overlay -o "lowerdir=/,upperdir=$where/upper,workdir=$where/work" overlay "$where/root"
+mount -t overlay -o "lowerdir=$lower,upperdir=$where/upper,workdir=$where/work" overlay "$where/root"
 cd "$where/root"
 
 mount -t tmpfs -o mode=755,nosuid,nodev tmpfs run
@@ -37,15 +37,24 @@ for unit in systemd-udevd.service systemd-udev-trigger.service systemd-networkd.
   ln -s /dev/null "etc/systemd/system/$unit"
 done
 
-mkdir -p opt/python opt/packages opt/shared opt/allreduced/bin
-mount --bind "$python" opt/python
+mkdir -p opt/packages opt/shared opt/allreduced/bin
+interpreter=/usr/bin/python3
+if [ -n "$python" ]; then
+  mkdir opt/python
+  mount --bind "$python" opt/python
+  interpreter="env LD_LIBRARY_PATH=/opt/python/lib /opt/python/bin/python3"
+fi
 mount --bind "$packages" opt/packages
 mount --bind "$shared" opt/shared
-cat >opt/allreduced/bin/allreduced <<END
+cat >opt/allreduced/bin/python <<END
 #!/bin/sh
-PYTHONPATH=/opt/packages LD_LIBRARY_PATH=/opt/python/lib exec /opt/python/bin/python3 -P -m allreduced.cli.main "\$@"
+PYTHONPATH=/opt/packages exec $interpreter -P "\$@"
 END
-chmod 755 opt/allreduced/bin/allreduced
+cat >opt/allreduced/bin/allreduced <<'END'
+#!/bin/sh
+exec /opt/allreduced/bin/python -m allreduced.cli.main "$@"
+END
+chmod 755 opt/allreduced/bin/*
 
 # As docs/operations.md says.
 install -Dm644 "$units/sysusers.conf" usr/lib/sysusers.d/allreduced.conf

@@ -1,22 +1,20 @@
-"""A machine that a real systemd runs: PID 1 in namespaces of its own, over a throw-away copy of this file system."""
+"""A machine that a real systemd runs: PID 1 in namespaces of its own, over a throw-away copy of a file system."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
-ROOTS = ("core", "transports", "client", "daemon")
-DEPENDENCIES = ("numpy", "numpy.libs", "msgpack", "msgspec")
+from tests.support.debian import NotPermitted
+from tests.systemd.root import REPOSITORY, Root
+
 BOUND = 90.0
 """Seconds in which everything must have happened."""
 
@@ -63,9 +61,8 @@ class Machine:
         """Start a script of the shared folder there, as a user; its standard output can be read."""
         group = "nogroup" if user == "nobody" else user
         change = ("setpriv", "--pdeathsig", "KILL", f"--reuid={user}", f"--regid={group}", "--clear-groups")
-        where = ("env", "PYTHONPATH=/opt/packages", "LD_LIBRARY_PATH=/opt/python/lib", "/opt/python/bin/python3", "-P")
         return subprocess.Popen(
-            self.prefix(*change, *where, f"/opt/shared/{script.name}", *arguments),
+            self.prefix(*change, "/opt/allreduced/bin/python", f"/opt/shared/{script.name}", *arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
@@ -92,40 +89,27 @@ class Machine:
         return self.run("journalctl", "--no-pager", "-o", "cat", "-u", unit)
 
 
-def packages(folder: Path) -> None:
-    """Put what an agent needs into a folder: this source, the native module, and the packages that they import."""
-    for root in ROOTS:
-        shutil.copytree(REPOSITORY / root / "allreduced", folder / "allreduced", dirs_exist_ok=True)
-    native = importlib.util.find_spec("allreduced.daemon.kernels._native")
-    if native is None or native.origin is None:
-        raise Refused("the native module is not built")
-    shutil.copy(native.origin, folder / "allreduced" / "daemon" / "kernels")
-    for name in DEPENDENCIES:
-        found = next((Path(place) / name for place in sys.path if (Path(place) / name).is_dir()), None)
-        if found is not None:  # numpy.libs is there for wheels only
-            shutil.copytree(found, folder / name, ignore=shutil.ignore_patterns("tests"))
-
-
 @contextlib.contextmanager
-def machine() -> Iterator[Machine]:
-    """Boot a machine, and end it.
+def machine(root_of: Callable[[Path], Root]) -> Iterator[Machine]:
+    """Boot a machine, and end it. ``root_of``: makes what it consists of, with an empty folder for its own.
 
     :raises Refused: it cannot be had here.
     """
     if os.geteuid():
         raise Refused("only root may make namespaces and mount")
-    for tool in ("systemctl", "unshare", "nsenter", "pivot_root", "setpriv"):
+    for tool in ("unshare", "nsenter", "pivot_root", "setpriv"):
         if shutil.which(tool) is None:
             raise Refused(f"{tool} is not installed")
-    if not Path("/lib/systemd/systemd").exists():
-        raise Refused("systemd is not installed")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="allreduced-systemd-", dir="/tmp")))
-        for name in ("root", "packages", "shared"):
+        for name in ("root", "made", "shared"):
             (folder / name).mkdir()
         folder.chmod(0o755)
         (folder / "shared").chmod(0o777)
-        packages(folder / "packages")
+        try:
+            root = root_of(folder / "made")
+        except NotPermitted as reason:
+            raise Refused(str(reason)) from reason
         cgroup = stack.enter_context(_cgroup())
         log = stack.enter_context((folder / "boot.log").open("w+"))
         unshared = subprocess.Popen(
@@ -134,7 +118,7 @@ def machine() -> Iterator[Machine]:
                 *("setpriv", "--pdeathsig", "KILL"),  # with the tests, however these end
                 *("unshare", "--mount", "--pid", "--uts", "--ipc", "--net", "--cgroup", "--fork", "--kill-child"),
                 str(Path(__file__).with_name("boot.sh")),
-                *(str(folder / "root"), sys.base_prefix, str(folder / "packages")),
+                *(str(folder / "root"), str(root.files), str(root.python or ""), str(root.packages)),
                 *(str(REPOSITORY / "configs" / "systemd"), str(folder / "shared")),
             ],
             stdin=subprocess.DEVNULL,

@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from tests.systemd.machine import BOUND, REPOSITORY, Machine, Refused, machine
+from tests.systemd.machine import BOUND, Machine, Refused, machine
+from tests.systemd.root import REPOSITORY, Root, debian_13, this_machine
 
 UNITS = REPOSITORY / "configs" / "systemd"
 RANK = REPOSITORY / "tests" / "support" / "steady_rank.py"
 UNIT = "allreduced.service"
 SOCKET = "allreduced.socket"
+NOTIFY_RELOAD = 253
+"""The version of systemd that has Type=notify-reload."""
 CONFIG = 'version = 1\n[agent]\nlog_level = "info"\n'
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)  # the first on Debian 13 makes it
 
 
-@pytest.fixture(scope="module")
-def booted() -> Iterator[Machine]:
+def own_version() -> int:
+    """Return the version of this machine's systemd; 0 if it has none."""
+    if shutil.which("systemctl") is None:
+        return 0
+    return version_in(subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=True).stdout)
+
+
+def version_in(told: str) -> int:
+    return int(told.split()[1].split(".")[0])
+
+
+@pytest.fixture(scope="module", params=[this_machine, debian_13], ids=["here", "debian-13"])
+def booted(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    root_of: Callable[[Path], Root] = request.param
+    if root_of is debian_13 and own_version() >= NOTIFY_RELOAD:
+        pytest.skip(f"this machine's own systemd, {own_version()}, has all that a newer one is needed for")
     with contextlib.ExitStack() as stack:
         try:
-            box = stack.enter_context(machine())
+            box = stack.enter_context(machine(root_of))
         except Refused as refused:
             pytest.skip(f"no machine with systemd can be made here: {refused}")
         box.run("systemd-sysusers")
@@ -237,9 +256,9 @@ def test_the_socket_unit_starts_the_agent_for_the_first_client(box: Machine) -> 
 
 
 def test_where_systemd_knows_notify_reload_it_sends_the_signal_itself(box: Machine) -> None:
-    version = int(box.run("systemctl", "--version").split()[1].split(".")[0])
-    if version < 253:
-        pytest.skip(f"systemd {version} has no Type=notify-reload, 253 has")
+    version = version_in(box.run("systemctl", "--version"))
+    if version < NOTIFY_RELOAD:
+        pytest.skip(f"systemd {version} has no Type=notify-reload, {NOTIFY_RELOAD} has")
     drop_in(box, (UNITS / "notify-reload.conf").read_text())
     box.run("systemctl", "start", UNIT)
     configure(box, f"{CONFIG}[engine]\nthreads = 1\n")
@@ -249,3 +268,72 @@ def test_where_systemd_knows_notify_reload_it_sends_the_signal_itself(box: Machi
     configure(box, "version = 1\n[limits]\nclients = none\n")
     assert box.status("systemctl", "reload", UNIT) != 0
     box.until(UNIT, "StatusText", "reload failed")
+    assert box.show(UNIT, "ActiveState") == "active"
+
+
+def test_the_journal_has_the_fields_of_each_line(box: Machine) -> None:
+    box.run("systemctl", "start", UNIT)
+    with ranks(box, 3) as (first, second):
+        assert (first.wait(BOUND), second.wait(BOUND)) == (0, 0)
+    pid = box.show(UNIT, "MainPID")
+    box.run("systemctl", "stop", UNIT)
+
+    (started,) = entries(box, "ALLREDUCED_EVENT=group_started")
+    uid = box.run("id", "-u", "allreduced").strip()
+    assert started["MESSAGE"] == (
+        f"event=group_started uid={uid} job=job group=world generation=1 ranks=2 nodes=1 local=2"
+    )
+    expected = {
+        "PRIORITY": "6",
+        "SYSLOG_IDENTIFIER": "allreduced",
+        "LOGGER": "allreduced.groups",
+        "CODE_FUNC": "_started",
+        "ALLREDUCED_UID": uid,
+        "ALLREDUCED_JOB": "job",
+        "ALLREDUCED_GROUP": "world",
+        "ALLREDUCED_GENERATION": "1",
+        "_SYSTEMD_UNIT": UNIT,
+        "_PID": pid,
+        "_TRANSPORT": "journal",
+    }
+    assert {name: started[name] for name in expected} == expected
+    assert started["ALLREDUCED_NODE"] == box.run("hostname").strip()
+
+    # An operation that fails: two ranks that disagree about it.
+    box.run("systemctl", "start", UNIT)
+    (box.shared / "mismatch.py").write_text(MISMATCH)
+    disagreeing = [box.python(box.shared / "mismatch.py", str(rank)) for rank in range(2)]
+    assert [rank.communicate(timeout=BOUND)[0] for rank in disagreeing] == ["MismatchError\n"] * 2
+    (failed,) = entries(box, "ALLREDUCED_EVENT=operation_failed", "ALLREDUCED_JOB=strange job")
+    expected = {
+        "PRIORITY": "6",
+        "ALLREDUCED_GROUP": "world",
+        "ALLREDUCED_NAME": "layer 1",
+        "ALLREDUCED_CODE": "mismatch",
+    }
+    assert {name: failed[name] for name in expected} == expected
+    # What people search by, as docs/monitoring.md says.
+    assert entries(box, "ALLREDUCED_JOB=strange job", "-p", "warning") == []
+    assert [line["ALLREDUCED_EVENT"] for line in entries(box, "ALLREDUCED_JOB=job")] == ["group_started", "group_ended"]
+
+
+MISMATCH = """
+import sys
+import numpy as np
+from allreduced.client import connect
+from allreduced.core.errors import MismatchError
+rank = int(sys.argv[1])
+comm = connect(job="strange job", rank=rank, size=2, local_rank=rank, local_size=2, agent="require", deadline=60.0)
+try:
+    comm.all_reduce(np.ones(3 + rank), name="layer 1", deadline=60.0)
+except MismatchError as error:
+    print(type(error).__name__)
+comm.close()
+"""
+
+
+def entries(box: Machine, *wanted: str) -> list[dict[str, str]]:
+    """Return what the journal has of the unit's lines with these fields."""
+    box.run("journalctl", "--sync")
+    found = box.run("journalctl", "--no-pager", "--quiet", "-o", "json", "-u", UNIT, *wanted)
+    return [json.loads(entry) for entry in found.splitlines()]

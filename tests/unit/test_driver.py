@@ -64,7 +64,7 @@ async def test_small_reductions_run_at_once_and_others_in_the_pool(rig: Rig) -> 
     await rig.buffers()
     rig.do(reduce(1, AT_ONCE // 2), reduce(2, AT_ONCE // 2 + 4))
     assert rig.kernels.at_once == 1
-    assert rig.kernels.queued == [(2, 3)]
+    assert rig.kernels.queued == [(2, 3, 1001)]
     assert rig.engine.events == [events.Reduced(1)]
     rig.kernels.complete(2)
     await rig.engine.saw(events.Reduced(2))

@@ -156,6 +156,7 @@ def test_partial_values_of_16_bit_floats_go_around_a_ring_in_float32() -> None:
     (send,) = half.do(Reduced(partial.job))
     assert isinstance(send, Send)
     assert (send.region, send.offset) == (partial.target, 0)
+    assert partial.share == send.share > 0  # the uid of the group
     (reduce,) = half.do(Received(window.receive, 0, 2 * TILE, TAG))
     assert isinstance(reduce, Reduce)
     assert (reduce.reduction, reduce.divisor, reduce.partials, reduce.partial_target) == (Reduction.MEAN, 2, 1, False)

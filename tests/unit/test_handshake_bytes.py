@@ -1,4 +1,4 @@
-"""Version 1 of the handshake, as recorded bytes: what later versions must still speak.
+"""The handshake as recorded bytes, of version 1 and of what later versions make of it: it must still be spoken.
 
 The proofs are computed here from the description alone, with nothing of the implementation.
 """
@@ -45,8 +45,8 @@ def _proof(key: bytes, role: bytes, hello: bytes, challenge: bytes) -> bytes:
 
 
 def test_version_1_of_a_link_with_two_data_flows() -> None:
-    a = SecretAuthenticator("a", 1, SECRET, random=_counting(0x11))
-    b = SecretAuthenticator("b", 2, SECRET, random=_counting(0x21))
+    a = SecretAuthenticator("a", 1, SECRET, random=_counting(0x11), highest=1)
+    b = SecretAuthenticator("b", 2, SECRET, random=_counting(0x21), highest=1)
 
     control, held = a.dial(b"", 0, 2), b.answer()
     hello, challenge, proof, accept = _talk(control, held)
@@ -76,9 +76,25 @@ def test_version_1_of_a_link_with_two_data_flows() -> None:
 
 
 def test_version_1_of_a_refusal() -> None:
-    a, b = SecretAuthenticator("a", 1), SecretAuthenticator("b", 2, SECRET)
+    a, b = SecretAuthenticator("a", 1, highest=1), SecretAuthenticator("b", 2, SECRET, highest=1)
     listener = b.answer()
     with pytest.raises(AuthenticationError):
         listener.receive(a.dial(b"", 0, 2).start())
     # magic, type, length; reason 2 (only the listener has a secret), lowest, highest
     assert listener.refusal == MAGIC + bytes.fromhex("05 0500  02 0100 0100")
+
+
+@pytest.mark.parametrize(
+    ("dialler", "listener", "spoken"), [(2, 2, "0200"), (2, 1, "0100"), (1, 2, "0100")], ids=["2-2", "2-1", "1-2"]
+)
+def test_version_2_differs_in_its_number_only_and_speaks_version_1_with_agents_that_have_no_other(
+    dialler: int, listener: int, spoken: str
+) -> None:
+    a = SecretAuthenticator("a", 1, SECRET, random=_counting(0x11), highest=dialler)
+    b = SecretAuthenticator("b", 2, SECRET, random=_counting(0x21), highest=listener)
+    here, there = a.dial(b"", 0, 2), b.answer()
+    hello, challenge, _, _ = _talk(here, there)
+    assert hello[11:15] == bytes.fromhex(f"0100 0{dialler}00")
+    assert challenge[11:17] == bytes.fromhex(f"{spoken} 0100 0{listener}00")
+    assert here.version == there.version == min(dialler, listener)
+    assert SecretAuthenticator("c", 3).dial(b"", 0, 1).start()[11:15] == bytes.fromhex("0100 0200")

@@ -46,10 +46,11 @@ class Sum:
         self.target: Doubles = np.full(count, -1.0)
         self.sources = sources
 
-    def submit(self, pool: Pool, job: int, priority: int = 0) -> None:
+    def submit(self, pool: Pool, job: int, priority: int = 0, share: int = 0) -> None:
         addresses = [self.values.ctypes.data] * self.sources
         count = self.values.size
-        pool.submit(job, DType.FLOAT64, Reduction.SUM, 1, count, addresses, self.target.ctypes.data, priority)
+        target = self.target.ctypes.data
+        pool.submit(job, DType.FLOAT64, Reduction.SUM, 1, count, addresses, target, priority, share=share)
 
     @property
     def right(self) -> bool:
@@ -146,6 +147,42 @@ def test_jobs_run_by_priority_then_by_order(make_pool: MakePool) -> None:
         jobs = collect(pool, 6)
         if all_waited:
             assert jobs == [0, 3, 5, 2, 4, 1]
+            return
+    pytest.fail("the blocking job ended before the others were submitted, five times")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "order"),
+    [
+        # Each share in turn, whatever its priority and its number of jobs.
+        ([1, 1, 1, 1, 1, 1], [1, 1, 1], "A B A B A B A A A"),
+        ([1, 1, 1], [1, 1, 1, 1, 1, 1], "A B A B A B B B B"),
+        # By bytes and not by jobs.
+        ([4, 4, 4, 4, 4, 4, 4, 4], [1, 1], "A B A A A A B A A A"),
+    ],
+)
+def test_shares_get_equal_parts_of_the_threads(
+    make_pool: MakePool, first: list[int], second: list[int], order: str
+) -> None:
+    """``first``, ``second``: the jobs of the shares A and B, as parts of a piece; A is urgent."""
+    for attempt in range(1, 6):
+        pool = make_pool()
+        before = [Sum(PIECE // 8) for _ in range(3)]  # that A had all threads until now is no reason to let it wait
+        for job, work in enumerate(before):
+            work.submit(pool, job, share=1)
+        collect(pool, 3)
+        blocker = Sum(PIECE // 8, sources=2000 * attempt)
+        blocker.submit(pool, 0, share=9)
+        works = []
+        for share, priority, parts in ((1, 50, first), (2, 0, second)):
+            for number, part in enumerate(parts):
+                works.append(Sum(PIECE // 8 // part))
+                works[-1].submit(pool, 1000 * share + number, priority, share)
+        all_waited = not readable(pool)  # else the machine held us up for longer than the blocker ran
+        jobs = collect(pool, 1 + len(works))
+        assert all(work.right for work in works)
+        if all_waited:
+            assert " ".join("-AB"[job // 1000] for job in jobs) == f"- {order}"
             return
     pytest.fail("the blocking job ended before the others were submitted, five times")
 

@@ -11,7 +11,10 @@ import pytest
 import yaml
 
 from allreduced.client.environment import read_agent, read_launch
+from allreduced.core.addresses import is_loopback
 from allreduced.daemon.dns_discovery import parse_name
+from allreduced.daemon.metrics.address import listen_address
+from allreduced.daemon.metrics.hosts import is_allowed
 from allreduced.daemon.settings import DEFAULT_PORT, Settings
 from allreduced.daemon.settings_reader import parse
 
@@ -93,7 +96,7 @@ def test_agents_find_each_other_by_the_headless_service_of_their_pods(file: str)
     name = parse_name(settings(agent).peers.dns)
     assert (name.host, name.port) == (service["metadata"]["name"], DEFAULT_PORT)
     assert [port["port"] for port in service["spec"]["ports"]] == [DEFAULT_PORT]
-    assert [port["containerPort"] for port in agent["ports"]] == [DEFAULT_PORT]
+    assert agent["ports"][0] == {"name": "allreduced", "containerPort": DEFAULT_PORT}
 
 
 def test_agents_reach_agents_only() -> None:
@@ -150,6 +153,23 @@ def test_nothing_runs_with_more_rights_than_it_needs() -> None:
             assert "memory" in container["resources"]["limits"], container["name"]
             if container["name"] != "folder":  # makes the folder on the node ready, and ends
                 assert {**pod, **own}["runAsNonRoot"], container["name"]
+
+
+@pytest.mark.parametrize("file", ["sidecar.yaml", "daemonset.yaml"])
+def test_probes_reach_the_agent_from_outside_of_the_pod(file: str) -> None:
+    ((_, agent),) = agents(file)
+    listen = listen_address(settings(agent).metrics.listen)
+    assert not is_loopback(listen.host)  # kubelet dials the address of the pod
+    (port,) = [port["containerPort"] for port in agent["ports"] if port["name"] == "metrics"]
+    assert port == listen.port
+    for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
+        assert agent[probe]["httpGet"] == {"path": path, "port": "metrics"}
+        assert agent[probe]["timeoutSeconds"] <= agent[probe]["periodSeconds"]
+    # It must not end an agent whose peers are not there yet.
+    assert agent["startupProbe"]["exec"]["command"][:3] == ["allreduced", "status", "--local"]
+    # What kubelet's Host header names: the address that its connection comes in at.
+    assert is_allowed("10.244.1.7", local="10.244.1.7", names=())
+    assert is_allowed("fd00::7", local="fd00::7", names=())
 
 
 def test_the_secret_is_named_alike_and_is_empty_in_the_repository() -> None:

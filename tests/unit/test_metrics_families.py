@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.driver_rig import FakeKernels, FakeLink
 
+from allreduced.core import refusals
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import DeadlineExceeded, PeerLost
 from allreduced.core.identity import GroupKey
@@ -22,7 +23,6 @@ from allreduced.daemon.metrics.calls import CallMeter
 from allreduced.daemon.metrics.catalogue import CATALOGUE, Described, Kind
 from allreduced.daemon.metrics.exposition import SAMPLES_AT_ONCE, Exposition
 from allreduced.daemon.metrics.facts import Facts, LogCount, Memory
-from allreduced.daemon.metrics.families import REFUSALS
 from allreduced.daemon.metrics.health import Phase, not_ready, unhealthy
 from allreduced.daemon.metrics.kernels import MeteredKernels, ThreadClock
 from allreduced.daemon.metrics.loop_lag import LoopLag
@@ -68,6 +68,11 @@ def facts(**changes: object) -> Facts:
         unreached=1,
         traffic={"n2": PeerTraffic(resets=2, losses=1)},
         links={("n1", "tcp"): LinkStats(1, 2, 3, 4, 5, 6, 7)},
+        refusals={
+            (refusals.Plane.CLIENTS, refusals.Kind.ACCESS): 30,
+            (refusals.Plane.PEERS, refusals.Kind.TLS): 2,
+            (refusals.Plane.PEERS, refusals.Kind.LIMIT): 0,
+        },
         log=(LogCount("warning", "client_dropped", 30, 10), LogCount("info", "ready", 1, 0)),
     )
     return replace(given, **changes)  # type: ignore[arg-type] # tests change what they look at
@@ -125,7 +130,11 @@ async def test_every_value_is_where_it_belongs() -> None:
     assert found["allreduced_link_frames_total"] == {("sent", "n1", "tcp"): 3, ("received", "n1", "tcp"): 4}
     assert found["allreduced_link_bytes_total"] == {("sent", "n1", "tcp"): 5, ("received", "n1", "tcp"): 6}
     assert found["allreduced_link_unclaimed_frames_total"] == {("n1", "tcp"): 7}
-    assert found["allreduced_refusals_total"] == {("clients",): 30, ("peers",): 0}
+    assert found["allreduced_refusals_total"] == {
+        ("access", "clients"): 30,
+        ("tls", "peers"): 2,
+        ("limit", "peers"): 0,
+    }
     assert found["allreduced_log_lines_total"] == {("client_dropped", "warning"): 30, ("ready", "info"): 1}
     assert found["allreduced_log_lines_dropped_total"] == {("client_dropped",): 10}
 
@@ -196,10 +205,10 @@ def test_kernels_are_counted_where_they_run() -> None:
     inner = FakeKernels()
     kernels = MeteredKernels(inner, lambda: 0.0)
     kernels.reduce(int(DType.FLOAT64), 1, 1, 10, [1, 2, 3], 4, partials=0, partial_target=False)
-    kernels.submit(5, int(DType.INT8), 1, 1, 100, [1, 2], 4, 7, partials=0, partial_target=False)
+    kernels.submit(5, int(DType.INT8), 1, 1, 100, [1, 2], 4, 7, partials=0, partial_target=False, share=1001)
     assert (kernels.loop_jobs, kernels.loop_bytes, kernels.pool_jobs, kernels.pool_bytes) == (1, 240, 1, 200)
     assert kernels.loop_seconds > 0
-    assert inner.queued == [(5, 7)]
+    assert inner.queued == [(5, 7, 1001)]
     assert inner.at_once == 1
     kernels.close()
 
@@ -265,13 +274,3 @@ def test_health_and_readiness() -> None:
     assert not_ready(Phase.SERVING, (), 1, ("b",)) == ()
     assert not_ready(Phase.SERVING, (), 0, ("b", "c")) == ("no peer is reached any more, b, c neither",)
     assert not_ready(Phase.SERVING, ("tcp://h:1",), 1, ()) == ("peer never reached: tcp://h:1",)
-
-
-def test_refusals_are_events_of_the_code() -> None:
-    sources = "".join(
-        path.read_text()
-        for root in ("daemon", "transports")
-        for path in (Path(__file__).parents[2] / root).rglob("*.py")
-    )
-    for event in REFUSALS:
-        assert f'"event={event} ' in sources, event

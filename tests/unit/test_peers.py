@@ -13,7 +13,7 @@ from allreduced.core.errors import AuthenticationError, ConfigError, ProtocolErr
 from allreduced.daemon.diallers import reached
 from allreduced.daemon.membership.events import FrameArrived, LinkLost, PeerUp
 from allreduced.daemon.peer_link import Target
-from allreduced.protocol.peer import Retract, StatusFrame, StatusRequest
+from allreduced.protocol.peer import Load, LoadFrame, Retract, StatusFrame, StatusRequest
 
 
 @pytest.fixture
@@ -131,11 +131,22 @@ async def test_agents_without_a_common_version_refuse_each_other_and_both_logs_n
     await end([a, b])
 
 
-async def test_agents_with_a_common_version_speak_it(start: Start) -> None:
-    a, b = await make_node("a", 9, versions=(1, 3)), await start("b")
+@pytest.mark.parametrize(("highest", "spoken"), [(3, 2), (2, 2), (1, 1)])
+@pytest.mark.parametrize("listen", ["inproc://{}:0", "tcp://127.0.0.1:0"], ids=["inproc", "tcp"])
+async def test_agents_with_a_common_version_speak_it_and_withhold_what_came_later(
+    listen: str, highest: int, spoken: int
+) -> None:
+    a, b = await make_node("a", 9, versions=(1, highest), listen=listen), await make_node("b", 2, listen=listen)
+    loads: list[tuple[str, LoadFrame]] = []
+    a.peers.on_load = lambda peer, frame: loads.append((peer, frame))
     a.peers.dial(Target(b.address))
     await both_up(a, b)
-    await end([a])
+    assert [peer.version for node in (a, b) for peer in node.peers.view()] == [spoken, spoken]
+    b.peers.send_frame("a", Load(7, b"data"))
+    b.peers.send_frame("a", Retract(KEY, 1))  # what was sent before has come with it
+    await a.sink.until(lambda: FrameArrived("b", Retract(KEY, 1)) in a.sink.happened)
+    assert loads == ([("b", Load(7, b"data"))] if spoken >= 2 else [])
+    await end([a, b])
 
 
 async def test_another_secret_is_told_to_who_waits(start: Start) -> None:

@@ -13,6 +13,9 @@ from allreduced.daemon.reach import LOADS, TRIES, Dialled, ReachService, dial_on
 from allreduced.protocol.peer import MAX_LOAD, Frame, Load, Loaded
 from allreduced.protocol.status import ReachReport
 
+OLD = "old"
+"""An agent that speaks version 1 of the agents' protocol, which has no loads."""
+
 
 class Peers:
     def __init__(self, up: dict[str, str], wanted: tuple[tuple[str, str], ...] = ()) -> None:
@@ -22,7 +25,10 @@ class Peers:
         self.service: ReachService | None = None
 
     def view(self) -> tuple[ReachablePeer, ...]:
-        return tuple(ReachablePeer(node, 1, address, "", 0.0) for node, address in self.up.items())
+        return tuple(
+            ReachablePeer(node, 1, address, "", 0.0, version=1 if node == OLD else 2)
+            for node, address in self.up.items()
+        )
 
     def wanted(self) -> tuple[tuple[str, str], ...]:
         return self.others
@@ -65,6 +71,17 @@ async def test_links_are_measured_with_loads_that_are_answered() -> None:
     assert len(loads) == LOADS
     assert all(len(load.data) == MAX_LOAD for load in loads)
     assert len({load.number for load in loads}) == LOADS
+
+
+async def test_an_agent_of_an_earlier_version_is_dialled_and_its_link_not_measured() -> None:
+    async def dial(address: str) -> Dialled:
+        return Dialled("reached", "", 0.1)
+
+    peers = Peers({OLD: "tcp://b:1"})
+    assert await ReachService(peers, dial=dial).examine(bandwidth=True) == (
+        ReachReport(OLD, "tcp://b:1", "reached", "", 0.1, 0),
+    )
+    assert peers.sent == []
 
 
 async def test_a_load_is_answered_and_answers_of_others_are_ignored() -> None:

@@ -46,7 +46,8 @@ class Launch:
 class AgentSettings:
     """Which agent to use. ``socket``: asked for by name in ``source``; else ``places`` are tried in order.
 
-    ``require``: never start a private agent. ``join``: where private agents of several nodes meet, or None.
+    ``require``: never start a private agent. ``join``: where private agents of several nodes meet, or None. ``node``:
+    how a private agent of this node is called; empty where that is made up.
     """
 
     socket: SocketAddress | None
@@ -54,6 +55,7 @@ class AgentSettings:
     places: tuple[str, ...]
     require: bool
     join: str | None
+    node: str = ""
 
 
 def read_launch(
@@ -123,7 +125,14 @@ def read_agent(environ: Environment, launch: Launch, *, socket: str | None, agen
     if socket is None and environ.get("ALLREDUCED_SOCKET"):
         socket, source = environ["ALLREDUCED_SOCKET"], "ALLREDUCED_SOCKET"
     address = None if socket is None else parse_socket(socket, path=source)
-    return AgentSettings(address, source, usual_places(environ), mode == "require", _join(environ, launch))
+    return AgentSettings(
+        address,
+        source,
+        usual_places(environ),
+        mode == "require",
+        _join(environ, launch),
+        environ.get("ALLREDUCED_AGENT_NODE", ""),
+    )
 
 
 def read_job_secret(environ: Environment, job_secret: str | bytes | None) -> bytes:

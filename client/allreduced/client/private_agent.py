@@ -58,6 +58,8 @@ class PrivateAgent:
 def private_agent(launch: Launch, settings: AgentSettings, *, uid: int, host: str) -> PrivateAgent:
     """Return the private agent of the job on this node. Nodes that one machine only plays have one each.
 
+    It is called as the settings say, which a certificate is for, or else by host and number of the node.
+
     :raises AgentUnavailable: the job spans several nodes and nothing says where their agents meet.
     """
     digest = hashlib.sha256(launch.job.encode()).hexdigest()[:16]
@@ -71,7 +73,7 @@ def private_agent(launch: Launch, settings: AgentSettings, *, uid: int, host: st
     part = f"-{launch.node_rank}" if several and launch.node_rank is not None else ""
     return PrivateAgent(
         socket=SocketAddress(f"@allreduced-{uid}-{digest}{part}"),
-        node=f"{host}{part}",
+        node=settings.node or f"{host}{part}",
         join=settings.join if several else None,
     )
 

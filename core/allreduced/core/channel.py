@@ -1,8 +1,17 @@
-"""What an encrypted connection tells about itself."""
+"""What an encrypted connection between agents tells about itself, and how it fails."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from allreduced.core.errors import AuthenticationError
+
+
+class CertificateError(AuthenticationError):
+    """The other agent does not use TLS as this one does, or its certificate is not accepted or is not for its name.
+
+    Elsewhere it is an ``AuthenticationError``: it has no code of its own.
+    """
 
 
 @dataclass(frozen=True, slots=True)

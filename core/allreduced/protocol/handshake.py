@@ -25,12 +25,13 @@ from dataclasses import dataclass
 from typing import ClassVar, NoReturn
 from weakref import WeakValueDictionary
 
-from allreduced.core.channel import Channel
+from allreduced.core.channel import CertificateError, Channel
 from allreduced.core.errors import AllReducedError, AuthenticationError, ProtocolError
 from allreduced.core.identity import PeerIdentity
 
 LOWEST_VERSION = 1
-HIGHEST_VERSION = 1
+HIGHEST_VERSION = 2
+"""Of the agents' protocol. ``protocol.peer.SINCE`` tells what came with each."""
 
 MAX_MESSAGE = 512
 """Bytes of one handshake message at most, header included."""
@@ -169,6 +170,7 @@ class _Side(abc.ABC):
         self._peer: PeerIdentity | None = None
         self._session: _Session | None = None
         self._flow = 0
+        self._version = 0
         self._key = b""
         self._transcript = b""
 
@@ -223,6 +225,12 @@ class _Side(abc.ABC):
         return self._done().flows
 
     @property
+    def version(self) -> int:
+        """The version of the protocol that both sides speak."""
+        self._done()
+        return self._version
+
+    @property
     def trailing(self) -> bytes:
         """Bytes received behind the handshake; they belong to the flow."""
         self._done()
@@ -244,7 +252,7 @@ class _Side(abc.ABC):
         if buffer[:start] != MAGIC[:start]:
             if buffer.startswith(_TLS_BEGINS) and self._channel is None:
                 self._refusal = _TLS_ALERT
-                self._fail(AuthenticationError("the peer uses TLS, this agent does not", hint=_SAME_MODE))
+                self._fail(CertificateError("the peer uses TLS, this agent does not", hint=_SAME_MODE))
             self._fail(ProtocolError("the other side does not speak the protocol of allreduced agents"))
         if len(buffer) < _HEADER.size:
             return None
@@ -279,18 +287,18 @@ class _Side(abc.ABC):
         """Check that the other side may bear the name that it claims."""
         if self._channel is None:
             if self._setup.encrypted:
-                error = AuthenticationError(f"node {peer.node!r} does not use TLS, this agent does", hint=_SAME_MODE)
+                error = CertificateError(f"node {peer.node!r} does not use TLS, this agent does", hint=_SAME_MODE)
                 self._fail(error, _NOT_ENCRYPTED)
             return
         if peer.node not in self._channel.names:
             names = ", ".join(sorted(self._channel.names)) or "no node"
-            error = AuthenticationError(
+            error = CertificateError(
                 f"the peer calls itself {peer.node!r}, and its certificate is for {names}", hint=_RIGHT_NAME
             )
             self._fail(error, _WRONG_NAME)
         listed = self._setup.listed()
         if listed is not None and peer.node not in listed:
-            error = AuthenticationError(f"node {peer.node!r} is not in the list of peers", hint=_IN_THE_LIST)
+            error = CertificateError(f"node {peer.node!r} is not in the list of peers", hint=_IN_THE_LIST)
             self._fail(error, _NOT_LISTED)
 
     def _refused(self, reason: int, lowest: int, highest: int) -> NoReturn:
@@ -306,14 +314,14 @@ class _Side(abc.ABC):
         if reason == _SESSION_UNKNOWN:
             self._fail(ProtocolError("the peer does not know the link of this data flow any more"))
         if reason == _NOT_ENCRYPTED:
-            self._fail(AuthenticationError("the peer uses TLS, this agent does not", hint=_SAME_MODE))
+            self._fail(CertificateError("the peer uses TLS, this agent does not", hint=_SAME_MODE))
         node = self._setup.node.decode()
         if reason == _WRONG_NAME:
             text = f"the peer refuses this agent: its certificate is not for {node!r}, as the agent is called"
-            self._fail(AuthenticationError(text, hint=_RIGHT_NAME))
+            self._fail(CertificateError(text, hint=_RIGHT_NAME))
         if reason == _NOT_LISTED:
             text = f"the peer refuses this agent: {node!r} is not in the peer's list"
-            self._fail(AuthenticationError(text, hint=_IN_THE_LIST))
+            self._fail(CertificateError(text, hint=_IN_THE_LIST))
         self._fail(ProtocolError(f"the peer refused the connection for the unknown reason {reason}"))
 
     def _begin(self, known: _Session | None, hello: bytes, challenge: bytes) -> None:
@@ -399,6 +407,7 @@ class DiallerHandshake(_Side):
             self._fail(ProtocolError("another agent answered for a data flow than for its control flow"))
         self._check_name(peer)
         self._claimed = peer
+        self._version = version
         self._name = name
         self._begin(self._known, self._hello, raw)
         self._expects = {_T_ACCEPT: (_PROOF.size, _PROOF.size), _T_REFUSAL: (_REFUSAL.size, _REFUSAL.size)}
@@ -456,6 +465,7 @@ class ListenerHandshake(_Side):
             if self._known is None or self._known.peer != peer or self._known.flows != flows:
                 self._fail(ProtocolError("a data flow of a link that is not being made here"), _SESSION_UNKNOWN)
         self._claimed = peer
+        self._version = version
         self._flow = flow
         self._flows = flows
         self._name = session if flow else setup.random(_SESSION)

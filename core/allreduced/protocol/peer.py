@@ -499,6 +499,15 @@ class _Kind:
         self.codec: Codec[Frame] = Codec(cls, code=None, outside=("group", "generation") if self.grouped else ())
 
 
+SINCE: Mapping[type, int] = {Load: 2, Loaded: 2}
+"""The version of the agents' protocol (``handshake``) that each frame came with, where that is not the first one."""
+
+
+def is_known(frame: Frame, version: int) -> bool:
+    """Return whether an agent that speaks this version knows the frame. One that does not ends its link over it."""
+    return SINCE.get(type(frame), 1) <= version
+
+
 _KINDS: Mapping[type, _Kind] = {cls: _Kind(cls, code) for cls, code in CODES.items()}
 _BY_CODE = {kind.code: kind for kind in _KINDS.values()}
 

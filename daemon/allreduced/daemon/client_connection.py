@@ -13,6 +13,7 @@ from math import inf
 from typing import Protocol, TypeAlias
 
 from allreduced.core.errors import AllReducedError, InternalError, ProtocolError, to_wire
+from allreduced.core.refusals import Kind, Plane, kind_of, refused
 from allreduced.daemon.access import Credentials, credentials_of
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.protocol.framing import Body, MessageReader
@@ -65,6 +66,7 @@ class ClientConnection:
         """Messages wait that came already: they are handled in turns with other connections, and no more is read."""
         self._finishing = False
         self._reason = ""
+        self._kind = Kind.HUNG_UP  # what an end in disorder is counted as
         self._unheard = False  # the client closed its end: what is sent is lost, what it sent before still counts
         self._flushed = asyncio.Event()
         self.closed = False
@@ -207,12 +209,14 @@ class ClientConnection:
                 return
         limits = self._limits
         if self._out_bytes >= limits.outgoing_bytes or len(self._out) >= limits.outgoing_messages:
+            self._kind = Kind.LIMIT
             self._close_soon(f"does not read: {len(self._out)} messages of {self._out_bytes} bytes wait for it")
             return
         # A queued descriptor is a copy of its own: the number of the caller's may soon name something else.
         try:
             owned = os.dup(descriptor) if descriptor is not None and sent == 0 else None
         except OSError as error:
+            self._kind = Kind.OTHER
             self._close_soon(f"cannot be given a descriptor: {error.strerror}")
             return
         self._out.append((memoryview(data)[sent:], owned))
@@ -312,10 +316,14 @@ class ClientConnection:
 
     # Ending
 
-    def refuse(self, error: AllReducedError) -> None:
-        """Tell the client why, then close: at once if it reads, else as soon as it does or the limits say so."""
+    def refuse(self, error: AllReducedError, kind: Kind | None = None) -> None:
+        """Tell the client why, then close: at once if it reads, else as soon as it does or the limits say so.
+
+        ``kind``: as what it is counted, if not by the error's type.
+        """
         if self.closed or self._finishing:
             return
+        self._kind = kind or kind_of(error, Kind.ACCESS)
         self.send(Refused(to_wire(error)))
         reason = f"refused: {error.message}"
         if self.idle:
@@ -340,6 +348,8 @@ class ClientConnection:
         if self.closed:
             return
         self.closed = True
+        if not orderly:
+            refused(Plane.CLIENTS, self._kind)
         descriptor = self._sock.fileno()
         self._loop.remove_reader(descriptor)
         self._loop.remove_writer(descriptor)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 
 from allreduced.core.dtypes import DType
 from allreduced.core.errors import (
@@ -17,82 +16,23 @@ from allreduced.core.errors import (
     to_wire,
 )
 from allreduced.core.identity import GroupKey
-from allreduced.core.log_limit import LogLimit
 from allreduced.daemon.access import Credentials
-from allreduced.daemon.activity import Call, describe, describe_all
-from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.client_connection import ClientConnection
+from allreduced.daemon.client_groups import ClientGroups
+from allreduced.daemon.client_inputs import ClientInputs, ClientOperation
 from allreduced.daemon.engine.events import ClientGone as EngineClientGone
 from allreduced.daemon.engine.events import GroupStarted, LeasesReturned, Submitted
-from allreduced.daemon.engine.region import Region
-from allreduced.daemon.local_limits import LocalLimits
-from allreduced.daemon.membership.events import ClientGone, ClientJoining, ClientLeaving
-from allreduced.daemon.ports import EventSink, Result
+from allreduced.daemon.local_limits import check_requests
+from allreduced.daemon.membership.events import ClientGone
+from allreduced.daemon.ports import Result
 from allreduced.daemon.report import sees_everything
 from allreduced.daemon.results import Results
-from allreduced.daemon.slab import Slab
+from allreduced.daemon.session_context import LocalContext
 from allreduced.daemon.status import Answer
 from allreduced.daemon.submission import HeldGroup, Submission, check_submit, fingerprint_of
-from allreduced.daemon.users import Users
 from allreduced.protocol import local
-from allreduced.protocol.job_secret import proof_of
 
 logger = logging.getLogger("allreduced.local")
-
-
-@dataclass(frozen=True, slots=True)
-class LocalContext:
-    """What all sessions of an agent share."""
-
-    sink: EventSink
-    arenas: ArenaTable
-    slab: Slab
-    limits: LocalLimits
-    node: str
-    incarnation: int
-    default_deadline: float
-    """Seconds, for operations of groups that name none."""
-    failure_timeout: float
-    """Seconds by which an operation may end later than its deadline."""
-    log: LogLimit
-    users: Users
-    job_secrets: bool
-    """Whether a client that joins must give a job secret."""
-    drop_stale: Callable[[GroupKey, int], None]
-    """Ends the connections that hold ranks of this group and whose processes are gone, other than this client's."""
-    ask_status: Callable[[int, bool, Callable[[Answer], None], int], None]
-    """Finds out what a user may know, with or without the other agents."""
-    changed: Callable[[ClientSession], None]
-    """Called when a client was welcomed, and when a connection ended."""
-    forget: Callable[[int], None]
-    """Called when nothing of this client is left at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Join:
-    key: GroupKey
-    default_deadline: float
-
-
-@dataclass(slots=True, eq=False)
-class _Operation:
-    """A submit of the client. ``source``: its input; ``uploaded``: bytes of it that came so far, None once complete.
-
-    ``call``: its number among the submits of the client in its group.
-    """
-
-    message: local.Submit
-    deadline_at: float
-    submission: Submission | None = None
-    source: Region | None = None
-    in_slab: bool = False
-    private: bool = False
-    uploaded: int | None = None
-    refused: AllReducedError | None = None
-    """Why this agent cannot take it; the engine hears of it all the same, for it counts."""
-    call: int = 0
-    streams: bool = False
-    """Its input or its result travels in pieces."""
 
 
 class ClientSession:
@@ -120,11 +60,11 @@ class ClientSession:
         self._user = context.users.connected(connection.uid)
         self._pid = connection.pid
         self._shared_memory = True
-        self._joins: dict[int, _Join] = {}
-        self._keys: dict[int, GroupKey] = {}
-        self._groups: dict[int, HeldGroup] = {}
-        self._ended: dict[int, AllReducedError] = {}
-        self._operations: dict[int, _Operation] = {}
+        self._groups = ClientGroups(client, connection, context, self._user)
+        self._held = self._groups.held
+        self._joins = self._groups.joining
+        self._inputs = ClientInputs(client, self._user.uid, context.arenas, context.slab)
+        self._operations: dict[int, ClientOperation] = {}
         self._streams = 0
         """Those of them whose data travels in pieces."""
         self._allocations: set[int] = set()
@@ -167,7 +107,7 @@ class ClientSession:
 
     def claims(self, key: GroupKey) -> bool:
         """Return whether the client holds or waits for a rank of the group."""
-        return key in self._keys.values() or any(join.key == key for join in self._joins.values())
+        return self._groups.claims(key)
 
     # What the client sends
 
@@ -226,43 +166,12 @@ class ClientSession:
         request = self._new_request(message.request)
         try:
             self._check_room()
-            if message.rank >= message.size:
-                raise InvalidArgument(
-                    f"rank {message.rank} is outside a group of {message.size}: ranks are 0 to {message.size - 1}"
-                )
-            if self._context.job_secrets and not message.secret:
-                raise AuthenticationError(
-                    "this agent asks every rank for the secret of its job (access.job_secrets is 'required'), and rank "
-                    f"{message.rank} of group {message.group!r} of job {message.job!r} gave none",
-                    hint="give all ranks the same connect(job_secret=…) or ALLREDUCED_JOB_SECRET",
-                )
+            self._groups.join(message, self._pid)
         except AllReducedError as error:
             self._refuse_request(request, error)
-            return
-        key = GroupKey(self.connection.uid, message.job, message.group)
-        proof = proof_of(message.secret, key)
-        self._context.drop_stale(key, self.client)
-        self._joins[request] = _Join(key, message.default_deadline or self._context.default_deadline)
-        self._user.requests += 1
-        self._sink.membership_event(
-            ClientJoining(
-                self.client,
-                request,
-                key,
-                message.size,
-                message.rank,
-                message.local_rank,
-                self._pid,
-                self._sink.now() + message.deadline,
-                proof,
-            )
-        )
 
     def _leave(self, message: local.Leave) -> None:
-        self._ended.pop(message.group, None)
-        self._keys.pop(message.group, None)
-        if self._groups.pop(message.group, None) is not None:
-            self._sink.membership_event(ClientLeaving(self.client, message.group))
+        self._groups.leave(message)
 
     def _allocate(self, message: local.AllocateArena) -> None:
         request = self._new_request(message.request)
@@ -301,9 +210,9 @@ class ClientSession:
         operations = self._operations
         if request in operations or self._joins or self._allocations:
             self._new_request(request)
-        held = self._groups.get(message.group)
+        held = self._held.get(message.group)
         if held is None:
-            error = self._ended.get(message.group) or InvalidArgument(
+            error = self._groups.missing(message.group) or InvalidArgument(
                 f"this client holds no rank of group {message.group}", hint="join it first"
             )
             self._refuse_request(request, error)
@@ -311,7 +220,7 @@ class ClientSession:
         held.calls += 1
         held.last = message.kind, message.name
         deadline_at = self._sink.now() + (message.deadline or held.default_deadline)
-        operation = _Operation(message, deadline_at, call=held.calls)
+        operation = ClientOperation(message, deadline_at, call=held.calls)
         try:
             limits = self._limits
             if len(operations) + len(self._joins) >= limits.requests or self._user.requests >= limits.requests_per_user:
@@ -324,27 +233,15 @@ class ClientSession:
                     self._begin_upload(request, operation, submission.nbytes)
                     return
                 if message.payload is not None:
-                    operation.source = self._context.slab.store(message.payload)
-                    operation.in_slab = True
+                    self._inputs.store(operation, message.payload)
                 else:
-                    operation.source = self._hold_input(message, submission.nbytes)
+                    self._inputs.hold(operation, submission.nbytes)
         except AllReducedError as error:
             operation.refused = error
         self._keep(request, operation)
         self._start(request, operation, held)
 
-    def _hold_input(self, message: local.Submit, nbytes: int) -> Region:
-        arenas, arena, offset = self._context.arenas, message.arena, message.offset
-        if not arenas.owns(self.client, arena):
-            raise InvalidArgument(f"arena {arena} is not one of this client's")
-        if offset + nbytes > arenas.nbytes(arena):
-            raise InvalidArgument(
-                f"{nbytes} bytes at offset {offset} do not lie within arena {arena} of {arenas.nbytes(arena)} bytes"
-            )
-        arenas.hold(arena)
-        return Region(arena, offset, nbytes)
-
-    def _start(self, request: int, operation: _Operation, held: HeldGroup) -> None:
+    def _start(self, request: int, operation: ClientOperation, held: HeldGroup) -> None:
         """Give a complete operation to the engine; from here on it ends by ``delivered`` or ``failed``."""
         message, submission = operation.message, operation.submission
         self._sink.engine_event(
@@ -364,22 +261,16 @@ class ClientSession:
 
     # Inputs in pieces
 
-    def _begin_upload(self, request: int, operation: _Operation, nbytes: int) -> None:
+    def _begin_upload(self, request: int, operation: ClientOperation, nbytes: int) -> None:
         """Make room for the input; the connection waits for it, so that pieces find it."""
-        arenas = self._context.arenas
 
-        def created(arena: int, error: AllReducedError | None) -> None:
+        def made(error: AllReducedError | None) -> None:
             if error is not None:
                 operation.refused = error
                 self._complete(request, operation)
-            else:
-                arenas.hold(arena)
-                operation.source = Region(arena, 0, nbytes)
             self.connection.resume()
 
-        arenas.create_input(self.client, nbytes, created, shared=False, user=self._user.uid)
-        operation.uploaded = 0
-        operation.private = True
+        self._inputs.make_room(operation, nbytes, made)
         self._keep(request, operation)
         self.connection.pause()
 
@@ -387,25 +278,15 @@ class ClientSession:
         operation = self._operations.get(message.request)
         if operation is None or (operation.refused is not None and operation.message.upload):
             return  # pieces of a submit that was refused are on their way still
-        done, source = operation.uploaded, operation.source
-        if done is None or source is None:
-            raise ProtocolError(f"request {message.request} has its input already")
-        data = message.data
-        if done + len(data) > source.nbytes:
-            raise ProtocolError(f"request {message.request} has {source.nbytes} bytes of input, more came")
-        with self._context.arenas.view(Region(source.buffer, done, len(data))) as view:
-            view[:] = data
-        done += len(data)
-        operation.uploaded = done
-        if done == source.nbytes:
+        if self._inputs.take_piece(operation, message):
             self._complete(message.request, operation)
 
-    def _complete(self, request: int, operation: _Operation) -> None:
+    def _complete(self, request: int, operation: ClientOperation) -> None:
         """Go on with an operation whose input is there, or will never be."""
         operation.uploaded = None
-        held = self._groups.get(operation.message.group)
+        held = self._held.get(operation.message.group)
         if held is None:  # left or ended meanwhile
-            error = self._ended.get(operation.message.group) or InvalidArgument("the group was left meanwhile")
+            error = self._groups.missing(operation.message.group) or InvalidArgument("the group was left meanwhile")
             self.failed(request, error)
         else:
             self._start(request, operation, held)
@@ -418,20 +299,9 @@ class ClientSession:
         return request
 
     def _check_room(self) -> None:
-        limits = self._context.limits
-        uid = self._user.uid
-        for limit, most, count, whose in (
-            ("limits.requests", limits.requests, len(self._operations) + len(self._joins), "this process"),
-            ("limits.requests_per_user", limits.requests_per_user, self._user.requests, f"the processes of uid {uid}"),
-        ):
-            if count >= most:
-                raise LimitExceeded(
-                    f"{most} requests of {whose} are in flight, the most that the agent allows ({limit})",
-                    limit=limit,
-                    hint=f"wait for some of them first, or raise {limit}",
-                )
+        check_requests(self._limits, len(self._operations) + len(self._joins), self._user)
 
-    def _check_streams(self, operation: _Operation, submission: Submission) -> None:
+    def _check_streams(self, operation: ClientOperation, submission: Submission) -> None:
         """Refuse one more large tensor that travels in pieces where there are enough of them."""
         fingerprint = submission.fingerprint
         nbytes = fingerprint.count * DType(fingerprint.dtype).itemsize
@@ -453,26 +323,14 @@ class ClientSession:
 
     def admitted(self, request: int, rank: int, started: GroupStarted) -> None:
         """Send Joined."""
-        join = self._joins.pop(request, None)
-        if join is None or self._gone:
-            return
-        self._user.requests -= 1
-        group = started.group
-        self._groups[group] = HeldGroup(group, rank, started.size, join.default_deadline)
-        self._keys[group] = join.key
-        nodes = tuple((member.node, member.ranks) for member in started.members)
-        late = self._context.failure_timeout
-        self.connection.send(
-            local.Joined(request, group, started.generation, rank, started.size, started.mine, nodes, late)
-        )
+        if not self._gone:
+            self._groups.admitted(request, rank, started)
 
     def failed(self, request: int, error: AllReducedError) -> None:
         """Send RequestFailed, for a join or an operation."""
         operation = self._operations.get(request)
-        if operation is None:
-            if self._joins.pop(request, None) is None:
-                return
-            self._user.requests -= 1
+        if operation is None and not self._groups.not_admitted(request, error):
+            return
         self._refuse_request(request, error)
         if operation is not None:
             self._operation_over(request, operation)
@@ -495,10 +353,7 @@ class ClientSession:
 
     def group_ended(self, group: int, error: AllReducedError) -> None:
         """Send GroupEnded if the client is in the group."""
-        if self._groups.pop(group, None) is not None:
-            self._keys.pop(group, None)
-            self._ended[group] = error
-            self.connection.send(local.GroupEnded(group, to_wire(error)))
+        self._groups.ended(group, error)
 
     # The end
 
@@ -512,63 +367,33 @@ class ClientSession:
         self._gone = True
         self._disorderly = not orderly
         if self._attached:
-            self._sink.membership_event(ClientGone(self.client, self._doing()))
+            self._sink.membership_event(ClientGone(self.client, self._groups.doing(self._operations.values())))
             self._sink.engine_event(EngineClientGone(self.client))
         for request, operation in tuple(self._operations.items()):
             if operation.uploaded is not None:  # the engine does not know of it
                 self._drop(request, operation)
-                self._free_input(operation)
+                self._inputs.free(operation)
         self._context.arenas.drop_client(self.client)
-        self._user.requests -= len(self._joins)
-        self._joins.clear()
         self._groups.clear()
-        self._keys.clear()
         self._context.users.disconnected(self._user)
         self._context.changed(self)
         self._look_empty()
 
-    def _doing(self) -> str:
-        """Return what the client does right now, in words."""
-        now = self._sink.now()
-        waiting: dict[int, list[Call]] = {group: [] for group in self._groups}
-        for operation in self._operations.values():
-            message = operation.message
-            if held := self._groups.get(message.group):
-                begun = operation.deadline_at - (message.deadline or held.default_deadline)
-                waiting[held.group].append(Call(operation.call, message.kind, message.name, now - begun))
-        return describe_all(
-            [
-                (self._keys[group].name, describe(Call(held.calls, *held.last) if held.calls else None, waiting[group]))
-                for group, held in self._groups.items()
-            ]
-        )
-
-    def _keep(self, request: int, operation: _Operation) -> None:
+    def _keep(self, request: int, operation: ClientOperation) -> None:
         self._operations[request] = operation
         self._user.requests += 1
         self._streams += operation.streams
 
-    def _drop(self, request: int, operation: _Operation) -> None:
+    def _drop(self, request: int, operation: ClientOperation) -> None:
         del self._operations[request]
         self._user.requests -= 1
         self._streams -= operation.streams
 
-    def _operation_over(self, request: int, operation: _Operation) -> None:
+    def _operation_over(self, request: int, operation: ClientOperation) -> None:
         self._drop(request, operation)
-        self._free_input(operation)
+        self._inputs.free(operation)
         if self._gone:
             self._look_empty()
-
-    def _free_input(self, operation: _Operation) -> None:
-        source, operation.source = operation.source, None
-        if source is None:
-            return
-        if operation.in_slab:
-            self._context.slab.free(source)
-            return
-        if operation.private:
-            self._context.arenas.drop(source.buffer)
-        self._context.arenas.unhold(source.buffer)
 
     def _look_empty(self) -> None:
         if not self._operations:

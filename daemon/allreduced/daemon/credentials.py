@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
 from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigError
+from allreduced.daemon.private_file import check_private
 from allreduced.daemon.settings import Security, Settings
 from allreduced.transports.tcp.tls import names_of
 
@@ -174,7 +175,7 @@ def _load(files: CertificateFiles, node: str) -> _Loaded:
             descriptor = _open(name, getattr(files, name))
             stack.callback(os.close, descriptor)
             found[name] = descriptor
-        _check_private(files.key, found["key"])
+        check_private("the key", files.key, found["key"])
         signature = _signature(files)
         listening = _context(ssl.PROTOCOL_TLS_SERVER, files, found)
         dialling = _context(ssl.PROTOCOL_TLS_CLIENT, files, found)
@@ -184,7 +185,8 @@ def _load(files: CertificateFiles, node: str) -> _Loaded:
         raise AuthenticationError(
             f"the certificate {files.certificate} is for {', '.join(sorted(names)) or 'no node'}, and this agent is"
             f" called {node!r}",
-            hint=f"set agent.node, or make a certificate: allreduced certs node {node}",
+            hint="set agent.node (ALLREDUCED_AGENT_NODE, on each node another one) to the name that its certificate is"
+            f" for, or make a certificate: allreduced certs node {node}",
         )
     return _Loaded(files, signature, listening, dialling, expires)
 
@@ -209,12 +211,6 @@ def _user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return str(os.geteuid())
-
-
-def _check_private(path: str, descriptor: int) -> None:
-    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-    if mode & 0o027:  # a group may read it: so are keys mounted into containers
-        raise AuthenticationError(f"others may use the key {path} (mode {mode:03o})", hint=f"chmod 600 {path}")
 
 
 def _context(protocol: int, files: CertificateFiles, found: dict[str, int]) -> ssl.SSLContext:

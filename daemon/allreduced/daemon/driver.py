@@ -304,6 +304,7 @@ class Driver:
             action.priority,
             partials=action.partials,
             partial_target=action.partial_target,
+            share=action.share,
         )
 
     def _post_receive(self, action: engine_actions.PostReceive) -> None:

@@ -11,7 +11,8 @@ class Kernels(Protocol):
     """Reductions: small ones at once on the calling thread, others on worker threads.
 
     Addresses and counts are the caller's responsibility. The memory of a submitted job is the kernels' until
-    ``completed`` returned it.
+    ``completed`` returned it. A job is handed on as arguments, for the native functions take them as they are: to make
+    a record of it and unpack it again costs 0.6 us, which is as much as the reduction of 4 KiB.
     """
 
     def reduce(
@@ -41,8 +42,12 @@ class Kernels(Protocol):
         *,
         partials: int,
         partial_target: bool,
+        share: int,
     ) -> None:
-        """Queue one job; higher priority first, then in order."""
+        """Queue one job. ``share``: whose it is, any number.
+
+        Shares with jobs get equal parts of the threads; within one higher priority first, then in order.
+        """
 
     def completed(self) -> list[int]:
         """Return the jobs that completed since the last call. Never blocks."""

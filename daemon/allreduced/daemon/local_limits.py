@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from allreduced.core.errors import LimitExceeded
+from allreduced.daemon.users import User
+
 
 @dataclass(frozen=True, slots=True)
 class LocalLimits:
@@ -29,3 +32,20 @@ class LocalLimits:
     """Messages that wait for a client that does not read, before it is dropped."""
     hello_timeout: float = 5.0
     """Time for a new connection to say hello."""
+
+
+def check_requests(limits: LocalLimits, own: int, user: User) -> None:
+    """Check that there is room for one more request. ``own``: those of the process that are in flight.
+
+    :raises LimitExceeded: there is not.
+    """
+    for limit, most, count, whose in (
+        ("limits.requests", limits.requests, own, "this process"),
+        ("limits.requests_per_user", limits.requests_per_user, user.requests, f"the processes of uid {user.uid}"),
+    ):
+        if count >= most:
+            raise LimitExceeded(
+                f"{most} requests of {whose} are in flight, the most that the agent allows ({limit})",
+                limit=limit,
+                hint=f"wait for some of them first, or raise {limit}",
+            )

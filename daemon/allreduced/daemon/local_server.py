@@ -13,14 +13,16 @@ from allreduced.core.accept_budget import AcceptBudget
 from allreduced.core.errors import AllReducedError, LimitExceeded, to_wire
 from allreduced.core.identity import GroupKey
 from allreduced.core.log_limit import LogLimit
+from allreduced.core.refusals import Kind, Plane, kind_of, refused
 from allreduced.daemon.access import Access, own_uid_only
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.client_connection import READ_BYTES, ClientConnection
-from allreduced.daemon.client_session import ClientSession, LocalContext
+from allreduced.daemon.client_session import ClientSession
 from allreduced.daemon.engine.events import GroupStarted
 from allreduced.daemon.lifetime import Lifetime
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.ports import EventSink, Result
+from allreduced.daemon.session_context import LocalContext
 from allreduced.daemon.slab import Slab
 from allreduced.daemon.socket_path import BoundSocket, bind_socket
 from allreduced.daemon.status import Answer, Answered, StatusService
@@ -249,6 +251,7 @@ class LocalServer:
         return False
 
     def _turn_away(self, sock: socket.socket, error: AllReducedError) -> None:
+        refused(Plane.CLIENTS, kind_of(error, Kind.ACCESS))
         self._budget.bad(self._loop.time())
         self._log.warning("event=client_refused reason=%r", error.message)
         with sock:
@@ -264,7 +267,8 @@ class LocalServer:
                     f"said no hello within {self.limits.hello_timeout:g} s (limits.hello_timeout)",
                     limit="limits.hello_timeout",
                     hint="send a Hello at once, or raise limits.hello_timeout",
-                )
+                ),
+                Kind.TIMEOUT,
             )
 
     def drop_stale(self, key: GroupKey, but: int = -1) -> None:

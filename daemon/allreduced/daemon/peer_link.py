@@ -36,6 +36,7 @@ from allreduced.protocol.peer import (
     StatusRequest,
     decode,
     encode,
+    is_known,
 )
 from allreduced.transports.base import Link, LinkEvents
 
@@ -175,8 +176,11 @@ class PeerLink(LinkEvents):
         self._owner.introduce(self)
 
     def send(self, frame: Frame) -> None:
-        """Send a control frame; dropped where the link is over."""
+        """Send a control frame; dropped where the link is over, and where the peer's version does not have it yet."""
         if self.state is not LinkState.OVER:
+            if not is_known(frame, self.link.version):
+                logger.debug("event=frame_withheld peer=%s frame=%s", self.node, type(frame).__name__)
+                return
             self.last_sent = self._sink.now()
             self.link.send_control(encode(frame))
 

@@ -23,6 +23,7 @@ from allreduced.core.errors import (
     LimitExceeded,
 )
 from allreduced.core.log_limit import LogLimit
+from allreduced.core.refusals import Kind, Plane, refused
 from allreduced.daemon.carrier import carrier
 from allreduced.daemon.dialler import Dialler
 from allreduced.daemon.diallers import Diallers
@@ -132,6 +133,7 @@ class Peers(LinkOwner):
                 link.link.remote_address,
                 self._liveness.silence(node, now),
                 *carrier(link.link),
+                version=link.link.version,
             )
             for node, link in sorted(self._up.items())
         )
@@ -305,12 +307,14 @@ class Peers(LinkOwner):
                 hint="raise limits.peers there",
             )
             link.refused = error
-            self._turn_away(link, str(error))
+            self._turn_away(link, Kind.LIMIT, str(error))
             return
         if link.target is not None:
             self._diallers.led_to(link.target.address, link.node)
         if not self._liveness.welcome(link.node, link.incarnation):
-            self._turn_away(link, f"an agent {link.node!r} that was started later is known here; {OWN_NAMES}")
+            self._turn_away(
+                link, Kind.NAME, f"an agent {link.node!r} that was started later is known here; {OWN_NAMES}"
+            )
             return
         known = self._up.get(link.node)
         if known is not None and (self._node < link.node or known.incarnation != link.incarnation):
@@ -382,8 +386,9 @@ class Peers(LinkOwner):
         self._over(link)
         link.link.abort(AgentUnavailable(f"the link to agent {link.node!r} is not used: {reason}"))
 
-    def _turn_away(self, link: PeerLink, reason: str) -> None:
+    def _turn_away(self, link: PeerLink, kind: Kind, reason: str) -> None:
         """Drop a link that there should not be, and let both logs tell why."""
+        refused(Plane.PEERS, kind)
         address = link.link.remote_address
         self._log.warning("event=agent_refused peer=%s address=%s reason=%r", link.node, address, reason)
         link.send(Goodbye(reason))
@@ -416,7 +421,9 @@ class Peers(LinkOwner):
         # What was under way when the new link came says nothing; heartbeats come more often than that takes.
         if known is not None and known.link.last_received > link.opened_at + timing.tolerance:
             if later:
-                self._turn_away(link, f"an agent {link.node!r} that was started earlier is still there; {OWN_NAMES}")
+                self._turn_away(
+                    link, Kind.NAME, f"an agent {link.node!r} that was started earlier is still there; {OWN_NAMES}"
+                )
             else:
                 self._refuse(link, "there is a link between these agents already")
         elif known is None or waited > timing.failure_timeout / (2 if later else 4):

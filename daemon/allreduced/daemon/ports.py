@@ -17,6 +17,7 @@ from allreduced.daemon.engine.events import Event as EngineEvent
 from allreduced.daemon.engine.events import GroupStarted, Submitted
 from allreduced.daemon.membership.actions import Action as MembershipAction
 from allreduced.daemon.membership.events import Event as MembershipEvent
+from allreduced.protocol.handshake import HIGHEST_VERSION
 from allreduced.protocol.peer import Frame
 from allreduced.transports.base import Link
 
@@ -44,6 +45,7 @@ class ReachablePeer:
 
     ``address``: where others can dial it, empty until it said so; ``remote``: where its link comes from. ``silence``:
     seconds since something was heard of it. ``transport`` and ``way``: what carries the data of the link, and about it.
+    ``version``: of the agents' protocol, that both speak.
     """
 
     node: str
@@ -53,6 +55,7 @@ class ReachablePeer:
     silence: float
     transport: str = ""
     way: str = ""
+    version: int = HIGHEST_VERSION
 
 
 class ClientPort(Protocol):

@@ -13,7 +13,7 @@ from allreduced.core.addresses import parse_address
 from allreduced.core.errors import ConfigError
 from allreduced.core.resolver import look_up
 from allreduced.daemon.ports import ReachablePeer
-from allreduced.protocol.peer import MAX_LOAD, Frame, Load, Loaded, LoadFrame
+from allreduced.protocol.peer import MAX_LOAD, SINCE, Frame, Load, Loaded, LoadFrame
 from allreduced.protocol.status import ReachReport
 
 DIAL_TIMEOUT = 2.0
@@ -131,7 +131,8 @@ class ReachService:
         speeds: dict[str, int] = {}
         if bandwidth:
             for peer in up:
-                speeds[peer.node] = await self._measure(peer.node)
+                if peer.version >= SINCE[Load]:  # an agent of an earlier version does not answer
+                    speeds[peer.node] = await self._measure(peer.node)
         found = [
             ReachReport(node, address, one.outcome, one.detail, one.seconds, speeds.get(node, 0))
             for (node, address), one in zip(places, dialled, strict=True)

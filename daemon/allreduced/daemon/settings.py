@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias, get_args, get_origin, get_type_hints
@@ -12,7 +10,8 @@ from typing import Annotated, Final, Literal, TypeAlias, get_args, get_origin, g
 import msgspec
 from msgspec import Meta
 
-from allreduced.core.errors import AuthenticationError, ConfigError
+from allreduced.core.errors import ConfigError
+from allreduced.daemon.private_file import check_private
 from allreduced.daemon.sizes import size_text
 from allreduced.daemon.timing import LONGEST, SHORTEST, Timing, derived
 from allreduced.transports.rdma.options import RdmaOptions
@@ -90,7 +89,7 @@ class Security(Section, frozen=True):
     )
     key: Annotated[str, Meta(description="mtls: file with its key, which others must not be able to read")] = ""
     secret: Annotated[str, Meta(description="shared by all agents")] = ""
-    secret_file: Annotated[str, Meta(description="file with the secret, readable by its owner only")] = ""
+    secret_file: Annotated[str, Meta(description="file with the secret, which others must not be able to read")] = ""
     insecure: Annotated[bool, Meta(description="allow peers on other machines without a secret")] = False
 
 
@@ -317,7 +316,7 @@ def secret_bytes(settings: Settings) -> bytes:
     """Return the shared secret, out of its file if there is one; empty where there is none.
 
     :raises ConfigError: the file cannot be read, is empty, or both settings are given.
-    :raises AuthenticationError: others may read the file.
+    :raises AuthenticationError: others may use the file.
     """
     security = settings.security
     if not security.secret_file:
@@ -328,14 +327,10 @@ def secret_bytes(settings: Settings) -> bytes:
     path = Path(security.secret_file)
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            check_private("the secret file", path, file.fileno())
             secret = file.read(4096).strip()
     except OSError as error:
         raise ConfigError(f"the secret file {path} cannot be read: {error.strerror}", path=where) from error
-    if stat.S_IMODE(mode) & 0o077:
-        raise AuthenticationError(
-            f"the secret file {path} may be read by others (mode {stat.S_IMODE(mode):03o})", hint=f"chmod 600 {path}"
-        )
     if not secret:
         raise ConfigError(f"the secret file {path} is empty", path=where)
     return secret

@@ -24,7 +24,7 @@ from allreduced.client import (
     private_agent,
 )
 from allreduced.client.conversation import Conversation
-from allreduced.client.environment import AgentSettings, Launch
+from allreduced.client.environment import AgentSettings, Launch, read_agent
 from allreduced.client.private_agent import Lock, PrivateAgent
 from allreduced.core.addresses import SocketAddress
 from allreduced.core.errors import to_wire
@@ -332,6 +332,9 @@ def test_names_of_private_agents() -> None:
     found = private_agent.private_agent(two, joined, uid=7, host="h")
     assert str(found.socket).endswith("-1")
     assert (found.node, found.join) == ("h-1", "m:6")
+    named = AgentSettings(None, "socket", (), False, "m:6", "of-the-certificate")
+    assert private_agent.private_agent(two, named, uid=7, host="h").node == "of-the-certificate"
+    assert read_agent({"ALLREDUCED_AGENT_NODE": "n"}, one, socket=None, agent=None).node == "n"
     command = found.command()
     assert command[:5] == [sys.executable, "-P", "-m", "allreduced.cli.main", "agent"]
     assert command[5:] == [

@@ -69,6 +69,8 @@ class Link(abc.ABC):
     """
 
     peer: PeerIdentity
+    version: int
+    """Of the agents' protocol, that both ends speak: what came with a later one is nothing to the other end."""
     initiator: bool
     """True where this end dialled."""
     remote_address: str
@@ -209,6 +211,10 @@ class Handshake(Protocol):
     @property
     def flows(self) -> int:
         """How many data flows the link has."""
+
+    @property
+    def version(self) -> int:
+        """The version of the protocol that both sides speak."""
 
     @property
     def trailing(self) -> bytes:

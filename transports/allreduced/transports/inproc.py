@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from allreduced.core.errors import AgentUnavailable, AllReducedError, ConfigError, ProtocolError
 from allreduced.core.identity import PeerIdentity
+from allreduced.core.refusals import Kind, Plane, kind_of, refused
 from allreduced.transports.base import (
     Authenticator,
     Handshake,
@@ -121,6 +122,7 @@ class InprocLink(QueuedLink):
         remote_address: str,
         options: LinkOptions,
         flows: int,
+        version: int,
     ) -> None:
         super().__init__(
             asyncio.get_running_loop(),
@@ -129,6 +131,7 @@ class InprocLink(QueuedLink):
             local_address=local_address,
             remote_address=remote_address,
             max_frame=options.max_frame,
+            version=version,
         )
         self._flows = [_Flow(self) for _ in range(flows)]
         self._control: deque[bytes] = deque()
@@ -248,6 +251,7 @@ class InprocTransport(Transport):
             remote_address=address,
             options=options,
             flows=control.flows,
+            version=control.version,
         )
         far = InprocLink(
             answered.peer,
@@ -256,12 +260,14 @@ class InprocTransport(Transport):
             remote_address=here,
             options=listener.options,
             flows=control.flows,
+            version=answered.version,
         )
         link.other, far.other = far, link
         link.start(events)
         try:
             far.start(listener.accepted(far))
         except Exception as error:  # whatever it raises refuses the link
+            refused(Plane.PEERS, kind_of(error, Kind.NAME))
             _log.warning("event=link_refused peer=%s error=%s", far.peer.node, error)
             far.broken("it was refused here")
         return link

@@ -45,9 +45,11 @@ class QueuedLink(Link):
         local_address: str,
         remote_address: str,
         max_frame: int,
+        version: int,
     ) -> None:
         self.loop = loop
         self.peer = peer
+        self.version = version
         self.initiator = initiator
         self.local_address = local_address
         self.remote_address = remote_address

@@ -36,7 +36,7 @@ class Reduce:
     All regions have ``count`` elements of ``dtype``; but the last ``partials`` sources, and the target if
     ``partial_target``, have them of ``dtype.accumulator``. ``target`` may be the same region as one source, else it
     overlaps none. Where ``reduction`` is MEAN the sum is divided by ``divisor``; a partial sum of a mean is asked for
-    as SUM.
+    as SUM. ``share``: whose part of the reduction threads it takes, the uid of its group.
     """
 
     job: int
@@ -49,6 +49,7 @@ class Reduce:
     priority: int
     partials: int = 0
     partial_target: bool = False
+    share: int = 0
 
 
 @dataclass(frozen=True, slots=True)

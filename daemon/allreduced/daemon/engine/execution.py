@@ -337,6 +337,7 @@ class Execution:
                     operation.priority,
                     partials,
                     level.wide,
+                    operation.group.key.uid,
                 )
             )
             level.issued = first = end

@@ -66,6 +66,7 @@ class Solo:
                 self._sources,
                 self.result,
                 operation.priority,
+                share=operation.group.key.uid,
             )
         )
 

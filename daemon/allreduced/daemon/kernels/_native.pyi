@@ -62,8 +62,12 @@ class Pool:
         *,
         partials: int = 0,
         partial_target: bool = False,
+        share: int = 0,
     ) -> None:
-        """Queue one job; higher priority first, then in order. The memory is the pool's until it completes.
+        """Queue one job. The memory is the pool's until it completes.
+
+        While several shares have jobs, each gets the same part of the threads, by the bytes that its jobs read and
+        write; within a share higher priority first, then in order.
 
         An urgent job overtakes a running one after at most 256 KiB of output per thread. ``job`` is returned as it is;
         the pool does not look whether it is unique.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from allreduced.core.refusals import Kind, Plane
 from allreduced.daemon.engine.reading import Reading
 from allreduced.daemon.histogram import Histogram
 from allreduced.daemon.metrics.calls import CallMeter
@@ -56,4 +57,5 @@ class Facts:
     unreached: int
     traffic: Mapping[str, PeerTraffic]
     links: Mapping[tuple[str, str], LinkStats]
+    refusals: Mapping[tuple[Plane, Kind], int]
     log: tuple[LogCount, ...]

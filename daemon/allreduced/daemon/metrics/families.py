@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -19,15 +19,6 @@ from allreduced.daemon.metrics.kernels import MeteredKernels
 from allreduced.transports.base import LinkStats
 
 _Labels = TypeVar("_Labels", bound=tuple[str, ...])
-
-REFUSALS: Final[Mapping[str, str]] = {
-    "client_refused": "clients",
-    "client_dropped": "clients",
-    "connection_dropped": "peers",
-    "agent_refused": "peers",
-    "link_refused": "peers",
-}
-"""Events of the log that say that somebody was turned away, and on which plane."""
 
 
 def families(facts: Facts) -> Iterator[Metric]:
@@ -47,6 +38,7 @@ def families(facts: Facts) -> Iterator[Metric]:
     yield from _kernels(facts.kernels)
     yield from _peers(facts)
     yield from _links(facts.links)
+    yield _counter(catalogue.REFUSALS, {(plane, kind): count for (plane, kind), count in facts.refusals.items()})
     yield from _log(facts.log)
 
 
@@ -121,16 +113,12 @@ def _links(links: Mapping[tuple[str, str], LinkStats]) -> Iterator[Metric]:
 
 
 def _log(log: tuple[LogCount, ...]) -> Iterator[Metric]:
-    refused = Counter(dict.fromkeys(REFUSALS.values(), 0))
     lines: Counter[tuple[str, ...]] = Counter()
     dropped: Counter[tuple[str, ...]] = Counter()
     for count in log:
         lines[count.level, count.event] += count.lines
         if count.dropped:
             dropped[count.event,] += count.dropped
-        if count.event in REFUSALS:
-            refused[REFUSALS[count.event]] += count.lines
-    yield _counter(catalogue.REFUSALS, {(plane,): number for plane, number in refused.items()})
     yield _counter(catalogue.LOG_LINES, lines)
     yield _counter(catalogue.LOG_DROPPED, dropped)
 

@@ -69,6 +69,7 @@ class MeteredKernels:
         *,
         partials: int,
         partial_target: bool,
+        share: int,
     ) -> None:
         """Queue one job. See ``Kernels``."""
         self._kernels.submit(
@@ -82,6 +83,7 @@ class MeteredKernels:
             priority,
             partials=partials,
             partial_target=partial_target,
+            share=share,
         )
         self.pool_jobs += 1
         self.pool_bytes += count * self._item_bytes[dtype] * len(sources)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from allreduced.core.addresses import Address
 from allreduced.core.errors import ConfigError
+from allreduced.core.refusals import POSSIBLE, REFUSED
 from allreduced.daemon.arena import ArenaKind
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.engine.reading import Reading
@@ -146,6 +147,7 @@ class Monitoring:
             unreached=len(peers.never_reached()),
             traffic=peers.traffic.peers,
             links=peers.traffic.read(peers.links()),
+            refusals={pair: REFUSED[pair] for pair in POSSIBLE},
             log=sources.log(),
         )
 

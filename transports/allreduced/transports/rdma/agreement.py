@@ -237,6 +237,7 @@ class RdmaNegotiator:
                 remote_address=accepted.remote,
                 max_frame=accepted.options.max_frame,
                 look_every=_look_every(accepted.options),
+                version=accepted.control.version,
             )
 
     async def _offered(self, opened: Opened, conversation: Conversation) -> RdmaLink:
@@ -259,6 +260,7 @@ class RdmaNegotiator:
                 remote_address=opened.remote,
                 max_frame=opened.options.max_frame,
                 look_every=_look_every(opened.options),
+                version=opened.control.version,
             )
 
     @contextmanager

@@ -77,6 +77,7 @@ class RdmaLink(FlowLink):
         remote_address: str,
         max_frame: int,
         look_every: float,
+        version: int,
     ) -> None:
         self._endpoint = endpoint
         self._look_every = look_every
@@ -97,6 +98,7 @@ class RdmaLink(FlowLink):
             local_address=local_address,
             remote_address=remote_address,
             max_frame=min(max_frame, endpoint.local.max_message),
+            version=version,
         )
         self.data_path = path_text(endpoint.local, mtu)
         self._watches = [

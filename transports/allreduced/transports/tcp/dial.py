@@ -92,6 +92,7 @@ async def finish_over_tcp(opened: Opened, streams: list[Stream]) -> TcpLink:
         local_address=opened.local,
         remote_address=opened.remote,
         max_frame=options.max_frame,
+        version=control.version,
     )
 
 

@@ -59,6 +59,7 @@ class FlowLink(FlowOwner):
         local_address: str,
         remote_address: str,
         max_frame: int,
+        version: int,
         control_queue: int = CONTROL_QUEUE,
     ) -> None:
         super().__init__(
@@ -68,6 +69,7 @@ class FlowLink(FlowOwner):
             local_address=local_address,
             remote_address=remote_address,
             max_frame=max_frame,
+            version=version,
         )
         self._control = ControlFlow(self, control, control_queue, self._last_kind)
         self._data = self._make_flows()
@@ -192,6 +194,7 @@ class TcpLink(FlowLink):
         local_address: str,
         remote_address: str,
         max_frame: int,
+        version: int,
     ) -> None:
         self._streams = data
         super().__init__(
@@ -201,6 +204,7 @@ class TcpLink(FlowLink):
             local_address=local_address,
             remote_address=remote_address,
             max_frame=max_frame,
+            version=version,
         )
 
     def _make_flows(self) -> Sequence[Flow]:

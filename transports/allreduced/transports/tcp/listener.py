@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from allreduced.core.accept_budget import AcceptBudget
 from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigError, ProtocolError
 from allreduced.core.log_limit import LogLimit
+from allreduced.core.refusals import Kind, Plane, kind_of, refused
 from allreduced.core.resolver import SockAddr, look_up
 from allreduced.transports.base import Handshake, LinkAccepted, LinkOptions, Listener
 from allreduced.transports.tcp import wire
@@ -200,16 +201,16 @@ class TcpListener(Listener):
                 local = text(here, self._scheme)
                 kept = await self._assemble(Accepted(stream, handshake, here[0], local, source, self._options))
         except TimeoutError:
-            self._drop(source, "it did not finish its handshake in time")
+            self._drop(source, Kind.TIMEOUT, "it did not finish its handshake in time")
         except ConnectionError as error:  # the other side thought better of it, as an agent does that stops
-            self._drop(source, str(error), logging.INFO)
+            self._drop(source, Kind.HUNG_UP, str(error), logging.INFO)
         except AuthenticationError as error:
-            self._refuse(source, str(error))
+            self._refuse(source, kind_of(error), str(error))
         except (AllReducedError, OSError) as error:
-            self._drop(source, str(error))
+            self._drop(source, kind_of(error), str(error))
         except asyncio.CancelledError:
             if self._open:
-                self._drop(source, "too many unfinished handshakes")
+                self._drop(source, Kind.LIMIT, "too many unfinished handshakes")
         finally:
             if not kept:
                 stream.close(reset=False)
@@ -233,7 +234,9 @@ class TcpListener(Listener):
                     link = await self._make(accepted, assembly)
             except TimeoutError:
                 self._drop(
-                    accepted.remote, f"{len(assembly.flows)} of {control.flows} data flows of its link came in time"
+                    accepted.remote,
+                    Kind.TIMEOUT,
+                    f"{len(assembly.flows)} of {control.flows} data flows of its link came in time",
                 )
                 return False
         finally:
@@ -244,6 +247,7 @@ class TcpListener(Listener):
         try:
             events = self._accepted(link)
         except Exception as error:  # whatever it raises refuses the link
+            refused(Plane.PEERS, kind_of(error, Kind.NAME))
             _log.warning(
                 "event=link_refused peer=%s from=%s error=%s",
                 link.peer.node,
@@ -276,6 +280,7 @@ class TcpListener(Listener):
             local_address=accepted.local,
             remote_address=accepted.remote,
             max_frame=self._options.max_frame,
+            version=accepted.control.version,
         )
         link.fallback_reason = reason
         return link
@@ -294,18 +299,20 @@ class TcpListener(Listener):
             if not asking.cancelled():
                 asking.exception()  # whoever reads the control flow next finds the same
 
-    def _refuse(self, source: str, reason: str) -> None:
-        """Say once in a while that somebody is refused, who may try again and again."""
+    def _refuse(self, source: str, kind: Kind, reason: str) -> None:
+        """Count that somebody is refused, who may try again and again, and say so once in a while."""
         who = (parse(source, self._scheme)[0], reason)
         now = self._loop.time()
         self._refused = {key: at for key, at in self._refused.items() if now - at < REFUSED_AGAIN}
         if who in self._refused or len(self._refused) >= MAX_REFUSED:
+            refused(Plane.PEERS, kind)
             self._budget.bad(now)  # nothing is said, but it costs as much as any other
-        if who not in self._refused and len(self._refused) < MAX_REFUSED:
+        else:
             self._refused[who] = now
-            self._drop(source, reason)
+            self._drop(source, kind, reason)
 
-    def _drop(self, source: str, reason: str, level: int = logging.WARNING) -> None:
+    def _drop(self, source: str, kind: Kind, reason: str, level: int = logging.WARNING) -> None:
+        refused(Plane.PEERS, kind)
         self._budget.bad(self._loop.time())
         self._drops.log(level, "event=connection_dropped from=%s reason=%r", source, reason)
 

@@ -12,8 +12,8 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from allreduced.core.channel import Channel
-from allreduced.core.errors import AccessError, AuthenticationError, ProtocolError
+from allreduced.core.channel import CertificateError, Channel
+from allreduced.core.errors import AccessError, ProtocolError
 from allreduced.transports.tcp.sockets import close_socket
 from allreduced.transports.tcp.stream import Stream
 
@@ -57,7 +57,7 @@ class TlsStream(Stream):
         With TLS 1.3 the dialler may be through before the listener has looked at its certificate; then the refusal
         comes with what is received next.
 
-        :raises AuthenticationError: one side does not accept the other's certificate; both are told.
+        :raises CertificateError: one side does not accept the other's certificate; both are told.
         :raises ProtocolError: the other side does not speak TLS 1.3.
         :raises ConnectionError: the connection ended.
         """
@@ -258,23 +258,23 @@ def refusal(error: ssl.SSLError) -> AccessError | ConnectionError:
     _, _, alert = reason.partition("ALERT_")
     if alert in _ALERTS:
         text = f"the peer does not accept this agent's certificate: {_ALERTS[alert]}"
-        return AuthenticationError(text, hint=_HINTS.get(alert, ""))
+        return CertificateError(text, hint=_HINTS.get(alert, ""))
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-        return AuthenticationError("the peer has no certificate, this agent asks for one", hint=SAME_MODE)
+        return CertificateError("the peer has no certificate, this agent asks for one", hint=SAME_MODE)
     if alert == "PROTOCOL_VERSION" or reason in ("WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL"):
-        return AuthenticationError("the peer does not speak TLS 1.3, this agent does", hint=SAME_MODE)
+        return CertificateError("the peer does not speak TLS 1.3, this agent does", hint=SAME_MODE)
     return ProtocolError(f"the other side does not speak TLS as an agent does: {reason.lower().replace('_', ' ')}")
 
 
 SAME_MODE: Final = 'set security.mode = "mtls" on all nodes, or on none'
 
 
-def _not_accepted(error: ssl.SSLCertVerificationError) -> AuthenticationError:
+def _not_accepted(error: ssl.SSLCertVerificationError) -> CertificateError:
     if error.verify_code == _EXPIRED:
-        return AuthenticationError("the peer's certificate has expired", hint=_NEW)
+        return CertificateError("the peer's certificate has expired", hint=_NEW)
     if error.verify_code == _NOT_YET:
-        return AuthenticationError("the peer's certificate is not valid yet", hint=_CLOCKS)
+        return CertificateError("the peer's certificate is not valid yet", hint=_CLOCKS)
     if error.verify_code in _UNKNOWN:
         text = f"the peer's certificate is not signed by an authority of security.ca ({error.verify_message})"
-        return AuthenticationError(text, hint=_AUTHORITY)
-    return AuthenticationError(f"the peer's certificate is not accepted: {error.verify_message}", hint=_NEW)
+        return CertificateError(text, hint=_AUTHORITY)
+    return CertificateError(f"the peer's certificate is not accepted: {error.verify_message}", hint=_NEW)

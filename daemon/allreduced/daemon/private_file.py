@@ -1,0 +1,37 @@
+"""Files with a secret or a key: who else may have a look at them, if they are to be used."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from allreduced.core.errors import AuthenticationError
+
+_OTHERS = stat.S_IRWXO
+_GROUP = stat.S_IRWXG
+_ROOT = 0
+
+
+def too_open(mode: int, owner: int) -> str:
+    """Return who may use a file that should not, in words; empty where nobody may. Pure.
+
+    Nobody but its owner may use it. A file of root's may also be read, and only read, by its group: root has chosen
+    that group for the agent, and so do volumes of Kubernetes with ``fsGroup``. Of a file of any other owner the group
+    is the one that all files of that user have, and nobody's choice.
+    """
+    if mode & _OTHERS:
+        return "others"
+    return "its group" if mode & (_GROUP & ~stat.S_IRGRP if owner == _ROOT else _GROUP) else ""
+
+
+def check_private(what: str, path: object, descriptor: int) -> None:
+    """Check that an open file is private. ``what``: what it is, for the error.
+
+    :raises AuthenticationError: it is not.
+    """
+    found = os.fstat(descriptor)
+    mode = stat.S_IMODE(found.st_mode)
+    who = too_open(mode, found.st_uid)
+    if who:
+        mended = "640" if found.st_uid == _ROOT != os.geteuid() else "600"
+        raise AuthenticationError(f"{who} may use {what} {path} (mode {mode:03o})", hint=f"chmod {mended} {path}")
