@@ -19,7 +19,9 @@ from tests.rdma.starter import FromNursery
 WORK = Work((4 << 10, 64 << 10, 1 << 20))
 MOST_STEPS = 12
 """Steps of a group before an agent is killed, at most; each is six collectives."""
-TIMEOUT = 5.0
+TIMEOUT = 20.0
+"""The failure timeout of the agents: with less, a busy machine keeps the emulated one from finishing its handshakes. A
+death that refused connections prove is known at once all the same."""
 SLACK = 60.0
 """Seconds beyond every bound that the emulation may take."""
 PATIENCE = 120.0
@@ -43,6 +45,7 @@ class Outcome:
 class CountingCluster(Cluster):
     """A cluster that counts the calls of all of its groups."""
 
+    start_seconds = 180.0
     well = failed = 0
 
     def form(self, work: Work) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, ClassVar, Self
 
 import psutil
 from tests.chaos.network import Network
@@ -119,6 +119,9 @@ class Cluster:
     A context manager: entering starts all processes, leaving ends them whatever has happened to them.
     """
 
+    start_seconds: ClassVar = START_SECONDS
+    """Until a group is formed, or has ended."""
+
     def __init__(
         self, places: Sequence[int], network: Network, *, failure_timeout: float, starter: Starter | None = None
     ) -> None:
@@ -188,7 +191,7 @@ class Cluster:
                 "deadline": work.deadline,
             }
             process.order(json.dumps(order))
-        self.wait(lambda: self.steps_since(0.0) >= 1 or self.over(), START_SECONDS, "all have made a step")
+        self.wait(lambda: self.steps_since(0.0) >= 1 or self.over(), self.start_seconds, "all have made a step")
         if self.over():
             raise Stuck(self.report("the group has ended before there was a fault"))
 
@@ -199,7 +202,7 @@ class Cluster:
         """
         self._ranks[0].order("stop")
         everyone = frozenset(range(len(self.places)))
-        self.wait(lambda: self.over() == everyone, START_SECONDS, "all have left the group")
+        self.wait(lambda: self.over() == everyone, self.start_seconds, "all have left the group")
 
     def steps_since(self, t: float) -> int:
         """Return how many steps every rank has made well that began after ``t``; the least of all ranks."""

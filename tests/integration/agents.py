@@ -18,6 +18,7 @@ from allreduced.core.errors import AllReducedError, from_wire
 
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
+TRACEBACK_SECONDS = 10.0
 
 
 class Process(Protocol):
@@ -106,28 +107,38 @@ def start_process(
                 pass_fds=[writing, *pass_fds],
                 stdin=subprocess.DEVNULL,
                 stderr=log,
-                env=clean | environment,
+                env=clean | {"PYTHONFAULTHANDLER": "1"} | environment,
             )
         finally:
             os.close(writing)
         return when_ready(node, process, ready, log)
 
 
-def when_ready(node: str, process: Process, ready: IO[bytes], log: IO[bytes]) -> AgentProcess:
-    """Return an agent that was started when it has written its line to ``ready``.
+def when_ready(
+    node: str, process: Process, ready: IO[bytes], log: IO[bytes], seconds: float = START_SECONDS
+) -> AgentProcess:
+    """Return an agent that was started when it has written its line to ``ready``, within so many seconds.
 
     :raises NotStarted: it ended instead.
     """
-    readable, _, _ = select.select([ready], [], [], START_SECONDS)
+    readable, _, _ = select.select([ready], [], [], seconds)
     line = ready.readline() if readable else b""
     answer = json.loads(line) if line else {}
     if answer.get("ready") is not True:
-        if not readable:
-            process.kill()
-        status = process.wait(STOP_SECONDS)
+        status = process.wait(STOP_SECONDS) if readable else _end_hung(process)
         code, message, hint, facts = answer.get("error", ("internal", "no ready line", "", {}))
         raise NotStarted(from_wire((code, message, hint, facts)), status, Path(log.name).read_text())
     return AgentProcess(node, answer["socket"], answer["listen"], process, log)
+
+
+def _end_hung(process: Process) -> int:
+    """Let a process that does not get ready write where it is, and end it; return its exit status."""
+    process.send_signal(signal.SIGABRT)
+    try:
+        return process.wait(TRACEBACK_SECONDS)
+    except subprocess.TimeoutExpired:  # it hangs in the kernel, or runs without the fault handler
+        process.kill()
+        return process.wait(STOP_SECONDS)
 
 
 def complaints(log: str) -> list[str]:

@@ -6,6 +6,7 @@ In the guest a Python that imports the agent takes ten seconds, and tests kill a
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import json
@@ -218,6 +219,7 @@ def _be(request: dict[str, object], given: Sequence[int]) -> NoReturn:
         assert isinstance(environment, dict)
         os.environ.clear()
         os.environ.update(environment)
+        faulthandler.enable()  # SIGABRT tells then where it hangs
         sys.argv[1:] = words
         module, _, name = str(request["function"]).partition(":")
         status = int(getattr(importlib.import_module(module), name)(*([words] if words else [])) or 0)

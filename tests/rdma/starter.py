@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import IO
+from typing import IO, Final
 
 from tests.chaos.cluster import Starter
 from tests.integration.agents import AgentProcess, when_ready
 from tests.rdma.nursery import Copy, Nursery, abstract_socket, clean_environment
+
+START_SECONDS: Final = 150.0
+"""Until an agent is ready. In the guest on a busy machine that is slow; it is a second otherwise."""
 
 
 class FromNursery(Starter):
@@ -19,7 +22,11 @@ class FromNursery(Starter):
     """
 
     def __init__(
-        self, nursery: Nursery, own: Mapping[str, Mapping[str, str]] | None = None, *, memlock: int | None = None
+        self,
+        nursery: Nursery,
+        own: Mapping[str, Mapping[str, str]] | None = None,
+        *,
+        memlock: int | None = None,
     ) -> None:
         self._nursery = nursery
         self._own = own or {}
@@ -54,7 +61,7 @@ class FromNursery(Starter):
                 process = self._nursery.start(self._main, words, variables, log, passed=[writing])
             finally:
                 os.close(writing)
-            return when_ready(node, process, ready, log)
+            return when_ready(node, process, ready, log, START_SECONDS)
 
     def rank(self, log: IO[bytes], prefix: tuple[str, ...] = ()) -> Copy:
         """See Starter."""

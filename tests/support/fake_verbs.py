@@ -88,10 +88,11 @@ class FakeFabric:
         for pair in list(self.pairs.values()):
             pair.kick()
 
-    def remove(self, name: str) -> None:
-        """Take a device away, as hot removal does."""
+    def remove(self, name: str, *, silently: bool = False) -> None:
+        """Take a device away, as hot removal does; ``silently``: by a driver that waits until programs let go."""
         del self.devices[name]
-        self._tell(name, AsyncNews(AsyncKind.DEVICE_GONE, "the device failed or was removed"))
+        if not silently:
+            self._tell(name, AsyncNews(AsyncKind.DEVICE_GONE, "the device failed or was removed"))
 
     def port_down(self, name: str) -> None:
         """Take the port of a device down."""
@@ -185,6 +186,9 @@ class FakeDevice(_Opened):
     def take_news(self) -> AsyncNews:
         self._bell.take()
         return self._news.popleft()
+
+    def is_removed(self) -> bool:
+        return self.name not in self.fabric.devices
 
     def create_domain(self) -> FakeDomain:
         return FakeDomain(self)

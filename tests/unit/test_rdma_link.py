@@ -13,8 +13,8 @@ from tests.support.fake_verbs import NOT_READY, PROTECTION, REFUSED, RETRIES, Fa
 from tests.support.rdma_rig import Rig, options, rig, turns, turns_until
 
 from allreduced.core.errors import AgentUnavailable, ProtocolError
+from allreduced.transports.rdma import agreement, exposures, wire
 from allreduced.transports.rdma import link as rdma_link
-from allreduced.transports.rdma import wire
 from allreduced.transports.rdma.endpoint import SEND_DEPTH
 from allreduced.transports.rdma.options import RdmaOptions
 from allreduced.transports.rdma.sender import WINDOW
@@ -178,7 +178,7 @@ async def test_a_cancelled_receive_is_given_back_once_no_write_is_on_its_way() -
 
 
 async def test_a_peer_that_does_not_stop_loses_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rdma_link, "REVOKE_TIMEOUT", 0.01)
+    monkeypatch.setattr(exposures, "REVOKE_TIMEOUT", 0.01)
     target = bytearray(8 * FRAME)
     async with rig() as link:
         link.near.send(1, link.far.post_receive(1, memoryview(target)), 0, memoryview(pattern(8 * FRAME, 1)))
@@ -347,6 +347,19 @@ async def test_a_device_that_is_removed_ends_the_link_and_a_port_that_goes_down_
         link.fabric.port_down("fake0")
         await link.until_closed()
         assert "RDMA by fake0: the port went down" in link.reason(link.near_events)
+
+
+async def test_a_device_that_is_removed_without_a_word_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a driver that cannot take it away from programs, and waits for them."""
+    monkeypatch.setattr(agreement, "_LOOK_EVERY", 0.01)
+    async with rig() as link:
+        link.far.post_receive(1, memoryview(bytearray(2 * FRAME)))
+        link.fabric.remove("fake0", silently=True)
+        await link.until_closed()
+        reasons = link.reason(link.near_events), link.reason(link.far_events)
+        assert any("RDMA by fake0: the device was removed" in reason for reason in reasons)
+        assert link.far_events.cancelled == [1]
+        assert link.fabric.leaks() == {}
 
 
 async def test_a_new_link_has_new_queue_pairs() -> None:

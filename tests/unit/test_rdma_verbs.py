@@ -15,6 +15,8 @@ from allreduced.core.errors import ConfigError
 from allreduced.transports.rdma import verbs
 from allreduced.transports.rdma.devices import choose
 from allreduced.transports.rdma.options import RdmaOptions
+from allreduced.transports.rdma.verbs.binding import Modules
+from allreduced.transports.rdma.verbs.codes import gid_text
 from allreduced.transports.rdma.verbs_port import (
     AsyncKind,
     CompletionKind,
@@ -221,7 +223,7 @@ def fake_pyverbs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     _Context.news.clear()
     monkeypatch.setattr(_Context, "denied", False)
     monkeypatch.setattr(_Pair, "full", False)
-    return verbs.PyverbsVerbs(verbs._Modules())
+    return verbs.PyverbsVerbs(Modules())
 
 
 class _Named:
@@ -354,6 +356,13 @@ def test_a_path_is_set_as_it_was_agreed(fake_pyverbs: verbs.PyverbsVerbs) -> Non
     assert path.ah_attr.named["gr"].named["dgid"] == "0000:0000:0000:0000:0000:ffff:0a4d:0002"
     queue.close()
     device.close()
+
+
+def test_gids_are_written_in_eight_groups_as_pyverbs_reads_them() -> None:
+    """Whatever the version of Python: from 3.13 on, ``ipaddress`` writes those of IPv4 with dots."""
+    mapped = bytes(10) + b"\xff\xff\x0a\x4d\x00\x02"
+    assert gid_text(mapped) == "0000:0000:0000:0000:0000:ffff:0a4d:0002"
+    assert gid_text(bytes(range(16))) == "0001:0203:0405:0607:0809:0a0b:0c0d:0e0f"
 
 
 def test_a_pyverbs_that_is_missing_or_strange_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from allreduced.core.errors import AgentUnavailable, ConfigError, ProtocolError
@@ -35,8 +36,19 @@ _PROOF_SHARE: Final = 0.25
 """Of the timeout of handshakes, for the proof of one direction."""
 
 
+_LOOK_EVERY: Final = 0.5
+"""Seconds between looks of a link whether its device is still there; fewer where less patience is wanted."""
+
+
 class _Unfit(Exception):
     """RDMA cannot be used for this link; the message says why."""
+
+
+class _Declined(_Unfit):
+    """The other end said so."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the other end declined: {reason}")
 
 
 class _Half:
@@ -117,7 +129,7 @@ class _Half:
         return RemoteEnd(there.depth, there.small, there.tag)
 
     def close(self) -> None:
-        """Give everything back; the link does not come about."""
+        """Give everything back; no link comes about."""
         self.endpoint.close()
 
 
@@ -134,6 +146,10 @@ def _side(local: LocalPort, rdma: RdmaOptions, endpoint: Endpoint) -> Side:
         secrets.randbits(64) | 1,
         pairs,
     )
+
+
+def _look_every(options: LinkOptions) -> float:
+    return min(_LOOK_EVERY, options.handshake_timeout / 2)  # which is well below the ``failure_timeout`` of an agent
 
 
 async def _next(endpoint: Endpoint) -> list[Completion]:
@@ -171,46 +187,13 @@ class RdmaNegotiator:
 
     async def answer(self, accepted: Accepted, conversation: Conversation) -> FlowLink | str:
         """Answer a dialler. Return the link, not started, or why the data goes by TCP."""
-        message = await conversation.receive()
-        reason = declined(message)
-        half: _Half | None = None
         try:
-            if reason is not None:
-                raise _Unfit(f"the other end declined: {reason}")
-            offered = negotiation.read_offer(message)
-            version = negotiation.common_version(offered)
-            if version is None:
-                raise _Unfit(f"the other end speaks RDMA negotiations {offered.lowest} to {offered.highest}")
-            half = self._half(accepted.stream, accepted.local_host, accepted.options, accepted.control.flows)
-            mtu = half.connect(offered.side)
-            await conversation.send(negotiation.answer(half.side, version))
-            await self._expect(conversation, negotiation.CONNECTED)
-            await half.prove(offered.side, mtu)
-            await conversation.send(bytes([negotiation.CONFIRMED]))
+            return await self._answered(accepted, conversation)
         except _Unfit as error:
-            if half is not None:
-                half.close()
             await conversation.send(decline(str(error)))
             if self.required:
                 raise ProtocolError(f"no link but by RDMA here, and {error}") from error
             return str(error)
-        except BaseException:
-            if half is not None:
-                half.close()
-            raise
-        return RdmaLink(
-            accepted.control.peer,
-            conversation.end(),
-            half.endpoint,
-            half.remote_end(offered.side),
-            tag=half.side.tag,
-            mtu=mtu,
-            initiator=False,
-            local_address=accepted.local,
-            remote_address=accepted.remote,
-            max_frame=accepted.options.max_frame,
-            version=accepted.control.version,
-        )
 
     async def offer(self, opened: Opened, conversation: Conversation) -> FlowLink | str:
         """Ask the listener. Return the link, not started, or why the data goes by TCP.
@@ -218,66 +201,91 @@ class RdmaNegotiator:
         :raises AgentUnavailable: RDMA is required, and cannot be used.
         :raises ProtocolError: the listener answers what it must not.
         """
-        half: _Half | None = None
-        ours = True
         try:
-            try:
-                half = self._half(opened.stream, opened.local_host, opened.options, opened.options.flows)
-                await conversation.send(negotiation.offer(half.side))
-                ours = False
-                there = negotiation.read_answer(await self._answer(conversation)).side
-                ours = True
-                mtu = half.connect(there)
-                await half.prove(there, mtu)
-                await conversation.send(bytes([negotiation.CONNECTED]))
-                ours = False
-                await self._expect(conversation, negotiation.CONFIRMED)
-            except _Unfit as error:
-                if half is not None:
-                    half.close()
-                if ours:
-                    await conversation.send(decline(str(error)))
-                    await conversation.receive()  # the listener took note, and waits for data flows
-                if self.required:
-                    raise AgentUnavailable(
-                        f"no RDMA link to {opened.address}: {error}",
-                        hint="set the transport to auto where TCP will do for such links",
-                    ) from error
-                return str(error)
-        except BaseException:
-            if half is not None:
-                half.close()
-            raise
-        return RdmaLink(
-            opened.control.peer,
-            conversation.end(),
-            half.endpoint,
-            half.remote_end(there),
-            tag=half.side.tag,
-            mtu=mtu,
-            initiator=True,
-            local_address=opened.local,
-            remote_address=opened.remote,
-            max_frame=opened.options.max_frame,
-            version=opened.control.version,
-        )
+            return await self._offered(opened, conversation)
+        except _Unfit as error:
+            if not isinstance(error, _Declined):
+                await conversation.send(decline(str(error)))
+                await conversation.receive()  # the listener took note, and waits for data flows
+            if self.required:
+                raise AgentUnavailable(
+                    f"no RDMA link to {opened.address}: {error}",
+                    hint="set the transport to auto where TCP will do for such links",
+                ) from error
+            return str(error)
 
-    def _half(self, stream: Stream, host: str, options: LinkOptions, flows: int) -> _Half:
+    async def _answered(self, accepted: Accepted, conversation: Conversation) -> RdmaLink:
+        offered = negotiation.read_offer(await self._next(conversation))
+        version = negotiation.common_version(offered)
+        if version is None:
+            raise _Unfit(f"the other end speaks RDMA negotiations {offered.lowest} to {offered.highest}")
+        with self._half(accepted.stream, accepted.local_host, accepted.options, accepted.control.flows) as half:
+            mtu = half.connect(offered.side)
+            await conversation.send(negotiation.answer(half.side, version))
+            await self._expect(conversation, negotiation.CONNECTED)
+            await half.prove(offered.side, mtu)
+            await conversation.send(bytes([negotiation.CONFIRMED]))
+            return RdmaLink(
+                accepted.control.peer,
+                conversation.end(),
+                half.endpoint,
+                half.remote_end(offered.side),
+                tag=half.side.tag,
+                mtu=mtu,
+                initiator=False,
+                local_address=accepted.local,
+                remote_address=accepted.remote,
+                max_frame=accepted.options.max_frame,
+                look_every=_look_every(accepted.options),
+                version=accepted.control.version,
+            )
+
+    async def _offered(self, opened: Opened, conversation: Conversation) -> RdmaLink:
+        with self._half(opened.stream, opened.local_host, opened.options, opened.options.flows) as half:
+            await conversation.send(negotiation.offer(half.side))
+            there = negotiation.read_answer(await self._next(conversation)).side
+            mtu = half.connect(there)
+            await half.prove(there, mtu)
+            await conversation.send(bytes([negotiation.CONNECTED]))
+            await self._expect(conversation, negotiation.CONFIRMED)
+            return RdmaLink(
+                opened.control.peer,
+                conversation.end(),
+                half.endpoint,
+                half.remote_end(there),
+                tag=half.side.tag,
+                mtu=mtu,
+                initiator=True,
+                local_address=opened.local,
+                remote_address=opened.remote,
+                max_frame=opened.options.max_frame,
+                look_every=_look_every(opened.options),
+                version=opened.control.version,
+            )
+
+    @contextmanager
+    def _half(self, stream: Stream, host: str, options: LinkOptions, flows: int) -> Iterator[_Half]:
+        """Make this end. The link that is made of it owns it; where the body raises instead, all is given back."""
         if stream.channel is not None and not options.rdma.plaintext:
             raise _Unfit("mutual TLS protects this link, and data by RDMA is plain text: rdma_plaintext allows it")
         try:
             verbs = self._verbs()
         except ConfigError as error:
             raise _Unfit(error.message) from error
-        return _Half(verbs, host, options, flows)
+        half = _Half(verbs, host, options, flows)
+        try:
+            yield half
+        except BaseException:
+            half.close()
+            raise
 
-    async def _answer(self, conversation: Conversation) -> bytes:
+    async def _next(self, conversation: Conversation) -> bytes:
         message = await conversation.receive()
         reason = declined(message)
         if reason is not None:
-            raise _Unfit(f"the other end declined: {reason}")
+            raise _Declined(reason)
         return message
 
     async def _expect(self, conversation: Conversation, kind: int) -> None:
-        if await self._answer(conversation) != bytes([kind]):
+        if await self._next(conversation) != bytes([kind]):
             raise ProtocolError("an RDMA negotiation out of order")

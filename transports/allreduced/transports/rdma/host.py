@@ -69,13 +69,19 @@ def host_devices(
     usable: Callable[[Path], bool] = may_use,
 ) -> tuple[HostDevice, ...]:
     """Return the devices, and whether this process may use their files."""
-    file_of = {}
+    file_of = {device: place / entry.name for device, entry in offered(files).items()}
+    return tuple(_host_device(name, file_of.get(name), usable) for name in device_names(names))
+
+
+def offered(files: Path = _FILES) -> dict[str, Path]:
+    """Return the devices that the kernel offers to programs, by name, each with its entry below ``files``."""
+    found = {}
     for name in device_names(files):
         try:
-            file_of[(files / name / "ibdev").read_text(encoding="utf-8").strip()] = place / name
+            found[(files / name / "ibdev").read_text(encoding="utf-8").strip()] = files / name
         except OSError:
             continue  # "abi_version" lies there too
-    return tuple(_host_device(name, file_of.get(name), usable) for name in device_names(names))
+    return found
 
 
 def _host_device(name: str, file: Path | None, usable: Callable[[Path], bool]) -> HostDevice:

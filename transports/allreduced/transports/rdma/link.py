@@ -5,8 +5,8 @@ the region behind the key is exactly the posted memory, in a protection domain o
 moment the receive is over: with its last byte, when it is cancelled, or with the link.
 
 ``cancel_receive`` asks the peer to stop first. It answers once no write to that memory is on its way; frames that it
-would have sent are told as skipped. Where it does not answer within ``REVOKE_TIMEOUT`` the region is given back all
-the same: the memory is safe then, and a write that comes later than that ends the link.
+would have sent are told as skipped. Where it does not answer in time (``exposures.REVOKE_TIMEOUT``) the region is
+given back all the same: the memory is safe then, and a write that comes later than that ends the link.
 """
 
 from __future__ import annotations
@@ -19,27 +19,25 @@ from typing import ClassVar, Final
 
 from allreduced.core.errors import ProtocolError
 from allreduced.core.identity import PeerIdentity
-from allreduced.transports.outbox import Outgoing, OutgoingFrame
+from allreduced.transports.outbox import OutgoingFrame
 from allreduced.transports.postings import Posting, serial_of, token_of
 from allreduced.transports.rdma import wire
 from allreduced.transports.rdma.completions import CompletionWatch
+from allreduced.transports.rdma.departures import Departures
 from allreduced.transports.rdma.devices import path_text
 from allreduced.transports.rdma.endpoint import Endpoint
+from allreduced.transports.rdma.exposures import Exposures
 from allreduced.transports.rdma.flow import RdmaFlow
 from allreduced.transports.rdma.memory import address_of
 from allreduced.transports.rdma.revocations import Revocations
 from allreduced.transports.rdma.sender import Way
-from allreduced.transports.rdma.sources import Source, Sources
-from allreduced.transports.rdma.verbs_port import AsyncKind, Completion, CompletionKind, Region, VerbsError
+from allreduced.transports.rdma.sources import Sources
+from allreduced.transports.rdma.verbs_port import AsyncKind, Completion, CompletionKind, VerbsError
 from allreduced.transports.tcp import wire as tcp_wire
 from allreduced.transports.tcp.link import Flow, FlowLink
 from allreduced.transports.tcp.stream import Stream
 
 _log = logging.getLogger("allreduced.transports.rdma")
-
-REVOKE_TIMEOUT: Final = 2.0
-"""Seconds after which a cancelled receive is closed without the peer's consent."""
-
 
 _LOOK: Final = 64
 """Completions looked through for the cause of a failure."""
@@ -57,26 +55,11 @@ class RemoteEnd:
     """Stands in all of its tokens."""
 
 
-@dataclass(slots=True)
-class _Departure:
-    """A send under way: where it goes, and its memory once that is registered."""
-
-    token: wire.Token
-    outgoing: Outgoing
-    source: Source | None = None
-    unregistrable: bool = False
-
-
-@dataclass(slots=True)
-class _Exposure:
-    """A receive that the peer may write to."""
-
-    posting: Posting
-    region: Region
-
-
 class RdmaLink(FlowLink):
-    """An authenticated link whose queue pairs are connected and proved. It owns ``endpoint``."""
+    """An authenticated link whose queue pairs are connected and proved. It owns ``endpoint``.
+
+    ``look_every``: seconds between looks whether the device is still there.
+    """
 
     _last_kind: ClassVar[int] = tcp_wire.CARRIER
 
@@ -93,20 +76,21 @@ class RdmaLink(FlowLink):
         local_address: str,
         remote_address: str,
         max_frame: int,
+        look_every: float,
         version: int,
     ) -> None:
         self._endpoint = endpoint
-        self._sources = Sources(endpoint, self._unregistrable)
+        self._look_every = look_every
         self._remote = remote
         self._tag = tag
-        self._exposed: dict[int, _Exposure] = {}
-        """By serial, the regions of receives that are posted or being cancelled."""
-        self._revoking: dict[int, asyncio.TimerHandle] = {}
-        self._departures: dict[int, _Departure] = {}
-        self._stopping: set[int] = set()
-        """Cancelled sends of which frames are still on their way."""
+        self._exposures = Exposures(endpoint)
+        """Of receives that are posted or being cancelled."""
         self._revocations = Revocations()
+        self._departures = Departures(
+            Sources(endpoint, self._unregistrable), self._revocations, small=endpoint.small, tag=remote.tag
+        )
         self._warned = False
+        self._looking: asyncio.TimerHandle | None = None
         super().__init__(
             peer,
             control,
@@ -135,12 +119,9 @@ class RdmaLink(FlowLink):
         if posting.size > self._endpoint.small:
             address = address_of(posting.view)
             try:
-                region = self._endpoint.register(address, posting.size, writable=True)
+                key = self._exposures.open(posting, address)
             except VerbsError as error:
                 self._unregistrable(posting.size, error)
-            else:
-                self._exposed[serial] = _Exposure(posting, region)
-                key = region.remote_key
         return wire.Token(serial, self._tag, posting.size, address, key).pack()
 
     def cancel_receive(self, receive: int) -> None:  # noqa: D102 - see Link
@@ -150,11 +131,10 @@ class RdmaLink(FlowLink):
         self._quarantine.add(receive)
         if posting.in_flight:
             self._redirect(posting)
-        exposure = self._exposed.get(posting.serial)
-        if exposure is None:
+        if posting.serial not in self._exposures:
             self._free_if_quiet(posting)
             return
-        self._revoking[posting.serial] = self.loop.call_later(REVOKE_TIMEOUT, self._not_confirmed, posting.serial)
+        self._exposures.revoke(posting.serial, self._not_confirmed)
         self.send_carrier(wire.Revoke(posting.serial).pack())
 
     def send(  # noqa: D102 - see Link
@@ -168,7 +148,7 @@ class RdmaLink(FlowLink):
         priority: int = 0,
         share: int = 0,
     ) -> None:
-        if send in self._stopping:
+        if self._departures.is_stopping(send):
             raise ValueError(f"send {send} is being cancelled; its memory is not free yet")
         try:
             target = wire.read_token(token)
@@ -180,7 +160,7 @@ class RdmaLink(FlowLink):
         super().send(send, token_of(target.serial), offset, buffer, tag=tag, priority=priority, share=share)
         outgoing = self.outbox.find(send)
         if outgoing is not None:
-            self._departures[send] = _Departure(target, outgoing)
+            self._departures.begin(outgoing, target)
 
     def cancel_send(self, send: int) -> None:  # noqa: D102 - see Link
         outgoing = self.outbox.cancel(send)
@@ -188,7 +168,7 @@ class RdmaLink(FlowLink):
             return
         self._detach(outgoing)
         if outgoing.in_flight:
-            self._stopping.add(send)  # the device reads it; those frames arrive whole
+            self._departures.stop(send)  # the device reads it; those frames arrive whole
         else:
             self._give_back(send)
             outgoing.view.release()
@@ -198,30 +178,7 @@ class RdmaLink(FlowLink):
 
     def way_of(self, frame: OutgoingFrame) -> Way:
         """Decide how a frame goes; one that is written is counted as under way from now on."""
-        outgoing = frame.outgoing
-        if outgoing is None:
-            return Way(skip=True)
-        departure = self._departures[outgoing.send]
-        token = departure.token
-        if token.link != self._remote.tag or token.serial in self._revocations:
-            return Way(skip=True)
-        # A frame beyond the receive goes in messages too: the other end can tell then what is wrong with it.
-        if frame.length <= self._endpoint.small or not token.key or frame.offset + frame.length > token.size:
-            return Way()
-        source = departure.source
-        if source is None and not departure.unregistrable:
-            source = departure.source = self._sources.find(outgoing.view)
-            departure.unregistrable = source is None
-        if source is None:
-            return Way()
-        self._revocations.begin_write(token.serial)
-        return Way(
-            local_key=source.region.local_key,
-            remote_key=token.key,
-            remote_address=token.address + frame.offset,
-            send=outgoing.send,
-            end=outgoing.offset + outgoing.view.nbytes,
-        )
+        return self._departures.way_of(frame)
 
     def write_done(self, serial: int) -> None:
         """Take note that a frame that was written is in place."""
@@ -232,14 +189,13 @@ class RdmaLink(FlowLink):
         self.stats.frames_sent += 1
         self.stats.bytes_sent += frame.length
         outgoing = frame.outgoing
-        if outgoing is None or outgoing.send not in self._stopping:
+        if outgoing is None or not self._departures.is_stopping(outgoing.send):
             over = self.outbox.finished(frame)
         else:
             frame.payload.release()
             outgoing.in_flight -= 1
             over = None if outgoing.in_flight else outgoing.send
             if over is not None:
-                self._stopping.discard(over)
                 outgoing.view.release()
         if over is not None:
             self._give_back(over)
@@ -248,7 +204,7 @@ class RdmaLink(FlowLink):
     def landed(self, posting: Posting, offset: int, length: int, tag: int) -> None:
         """Take note of a frame that is complete; with the last one nothing of the receive is exposed any more."""
         if posting.landed + length == posting.size:
-            self._unexpose(posting.serial)
+            self._close_exposure(posting.serial)
         super().landed(posting, offset, length, tag)
 
     # Told by the device
@@ -302,6 +258,13 @@ class RdmaLink(FlowLink):
         if news.kind is not AsyncKind.OTHER:
             self.broken(f"RDMA by {self._endpoint.local.device}: {news.text}")
 
+    def _look(self) -> None:
+        """End the link where its device is being removed and its driver waits for that without a word."""
+        if self._endpoint.device.is_removed():
+            self.broken(f"RDMA by {self._endpoint.local.device}: the device was removed")
+        else:
+            self._looking = self.loop.call_later(self._look_every, self._look)
+
     # Told by the other end
 
     def _carrier_frame(self, payload: bytes) -> None:
@@ -327,9 +290,7 @@ class RdmaLink(FlowLink):
         sender.wake()
 
     def _confirmed(self, serial: int) -> None:
-        timer = self._revoking.pop(serial, None)
-        if timer is not None:  # else it comes too late; the memory was taken back
-            timer.cancel()
+        if self._exposures.is_revoked(serial):  # else it comes too late; the memory was taken back
             self._close_revoked(serial)
 
     def _not_confirmed(self, serial: int) -> None:
@@ -339,13 +300,12 @@ class RdmaLink(FlowLink):
             self.remote_address,
             "the memory is taken back; a write that is under way ends the link",
         )
-        del self._revoking[serial]
         self._close_revoked(serial)
 
     def _close_revoked(self, serial: int) -> None:
-        posting = self._exposed[serial].posting
-        self._unexpose(serial)
-        self._free_if_quiet(posting)
+        posting = self._close_exposure(serial)
+        if posting is not None:
+            self._free_if_quiet(posting)
 
     # Asked for by FlowLink
 
@@ -361,6 +321,7 @@ class RdmaLink(FlowLink):
     def _start(self) -> None:
         super()._start()
         self.loop.add_reader(self._endpoint.device.descriptor, self._news)
+        self._looking = self.loop.call_later(self._look_every, self._look)
         for watch in self._watches:
             watch.start()
 
@@ -368,22 +329,20 @@ class RdmaLink(FlowLink):
         for watch in self._watches:
             watch.stop()
         self.loop.remove_reader(self._endpoint.device.descriptor)
-        for timer in self._revoking.values():
-            timer.cancel()
-        self._revoking.clear()
+        if self._looking is not None:
+            self._looking.cancel()
         self._endpoint.close()  # from here on the device touches nothing
         super()._tear_down()
-        self._exposed.clear()
-        for send in self._stopping:
-            self._departures[send].outgoing.view.release()
-            self.tell(self.events.sent, send)
-        self._stopping.clear()
+        self._exposures.clear()
+        for outgoing in self._departures.stopping():
+            outgoing.view.release()
+            self.tell(self.events.sent, outgoing.send)
         self._departures.clear()
 
     # Inside
 
     def _free_if_quiet(self, posting: Posting) -> None:
-        if posting.serial not in self._exposed:  # else it is free once the peer cannot write to it any more
+        if posting.serial not in self._exposures:  # else it is free once the peer cannot write to it any more
             super()._free_if_quiet(posting)
 
     def _unregistrable(self, nbytes: int, error: VerbsError) -> None:
@@ -398,21 +357,20 @@ class RdmaLink(FlowLink):
                 "such data is copied on this link; is the limit for locked memory (ulimit -l) high enough?",
             )
 
-    def _unexpose(self, serial: int) -> None:
-        exposure = self._exposed.pop(serial, None)
-        if exposure is not None:
-            self._release(exposure.region)
+    def _close_exposure(self, serial: int) -> Posting | None:
+        try:
+            return self._exposures.close(serial)
+        except VerbsError as error:
+            self._verbs_failed(error)  # that closes the queue pairs, and nothing is touched any more
+            return None
 
     def _give_back(self, send: int) -> None:
         """Forget a send that is over."""
-        departure = self._departures.pop(send, None)
         for flow in self._flows:
             flow.sender.forget(send)
-        if departure is not None and departure.source is not None and departure.source.own:
-            self._release(departure.source.region)
-
-    def _release(self, region: Region) -> None:
-        try:
-            self._endpoint.release(region)
-        except VerbsError as error:
-            self._verbs_failed(error)  # that closes the queue pairs, and nothing is touched any more
+        region = self._departures.end(send)
+        if region is not None:
+            try:
+                self._endpoint.release(region)
+            except VerbsError as error:
+                self._verbs_failed(error)

@@ -280,6 +280,9 @@ class Device(Closable, Protocol):
     def take_news(self) -> AsyncNews:
         """Take and acknowledge one asynchronous event; only where the descriptor is readable, else it blocks."""
 
+    def is_removed(self) -> bool:
+        """Tell whether the device is being removed, which not every driver tells by an event. Cheap."""
+
     def create_domain(self) -> Domain:
         """Make a protection domain."""
 
