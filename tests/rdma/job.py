@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -29,7 +30,8 @@ WORK: Final = Work((4 << 10, 64 << 10, 5 << 20), deadline=60.0)
 class RdmaCluster(Cluster):
     """A cluster whose agents and ranks come out of the nursery.
 
-    ``transport``: of all agents; ``own``: further variables of single ones, by name of the node.
+    ``transport``: of all agents; ``own``: further variables of single ones, by name of the node. ``breakable``: their
+    queue pairs can be put into the error state.
     """
 
     def __init__(
@@ -40,9 +42,20 @@ class RdmaCluster(Cluster):
         *,
         family: Family = "ipv4",
         own: Mapping[str, Mapping[str, str]] | None = None,
+        breakable: bool = False,
     ) -> None:
         network = Addresses(family, ALLREDUCED_PEERS_TRANSPORT=transport)
-        super().__init__(places, network, failure_timeout=TIMEOUT, starter=FromNursery(nursery, own))
+        main = "tests.rdma.breakable:agent" if breakable else "allreduced.cli.main:main"
+        starter = FromNursery(nursery, own, main=main)
+        super().__init__(places, network, failure_timeout=TIMEOUT, starter=starter)
+
+    def break_queue_pairs(self, node: int) -> None:
+        """Put all queue pairs of an agent into the error state."""
+        self._agents[node].process.send_signal(signal.SIGUSR1)
+
+    def lost_links(self, node: int) -> list[str]:
+        """Return what the agent of a node has logged about links that it lost."""
+        return [line for line in self.logged(node).splitlines() if "event=link_lost" in line]
 
     def work_for(self, steps: int) -> None:
         """Return when every rank has made so many steps from now on, each with the right values.

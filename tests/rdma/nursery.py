@@ -33,6 +33,8 @@ LOADED: Final = (
     "allreduced.daemon.settings_reader",
     "allreduced.transports.tcp",
     "allreduced.transports.rdma",
+    "allreduced.transports.rdma.transport",
+    *(f"pyverbs.{name}" for name in ("device", "pd", "cq", "mr", "qp", "wr", "addr", "enums", "libibverbs_enums")),
     "allreduced.client",
     "tests.chaos.rank",
 )

@@ -18,7 +18,7 @@ class FromNursery(Starter):
     """Forks agents and ranks. There are no prefixes: all nodes of the guest are one machine.
 
     ``own``: variables of the agents of single nodes, by name. ``memlock``: the agents may lock so many bytes only, and
-    files count for them by their permissions.
+    files count for them by their permissions. ``main``: what an agent calls with its command line.
     """
 
     def __init__(
@@ -27,11 +27,12 @@ class FromNursery(Starter):
         own: Mapping[str, Mapping[str, str]] | None = None,
         *,
         memlock: int | None = None,
+        main: str = "allreduced.cli.main:main",
     ) -> None:
         self._nursery = nursery
         self._own = own or {}
         self._confined = () if memlock is None else (f"memlock={memlock}",)
-        self._main = "allreduced.cli.main:main" if memlock is None else "tests.rdma.confined:agent"
+        self._main = main if memlock is None else "tests.rdma.confined:agent"
 
     def agent(
         self,

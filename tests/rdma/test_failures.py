@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 from tests.chaos.faults import SHORT, Fault, Kind
-from tests.rdma.addresses import host
+from tests.rdma import device
 from tests.rdma.job import PATIENCE, TIMEOUT, WORK, RdmaCluster
 from tests.rdma.nursery import Nursery
-
-INTERFACE = "rdma0"
-
-
-def command(*words: str) -> None:
-    """Run a command of the guest that must succeed."""
-    subprocess.run(words, check=True, timeout=30, capture_output=True)
 
 
 @pytest.fixture
 def mended() -> Iterator[None]:
-    """Bring the interface and its addresses back after the test."""
+    """Bring the device and its port back after the test."""
     yield
-    command("ip", "link", "set", INTERFACE, "up")
-    for node in range(4):  # those of IPv6 go with the interface
-        command("ip", "address", "replace", f"{host(node, 'ipv6').strip('[]')}/64", "dev", INTERFACE)
+    device.restore()
 
 
 def test_an_agent_that_is_killed_is_told_of_and_replaced(nursery: Nursery) -> None:
@@ -62,21 +52,58 @@ def test_an_agent_that_is_stopped_is_lost_and_comes_back(nursery: Nursery) -> No
         cluster.finish()
 
 
-def test_a_port_that_goes_down_ends_the_links_with_a_reason_and_the_job_goes_on(nursery: Nursery, mended: None) -> None:
-    """The agents reach each other by TCP all the time, here within one machine: so they go on by that.
+def test_queue_pairs_in_the_error_state_end_their_link_and_new_ones_are_made(nursery: Nursery) -> None:
+    with RdmaCluster((0, 0, 1, 1), nursery, breakable=True) as cluster:
+        cluster.form(WORK)
+        cluster.work_for(1)
+        before = device.queue_pairs()
+        cluster.break_queue_pairs(0)
+        cluster.wait(lambda: cluster.lost_links(0) and cluster.lost_links(1), TIMEOUT + PATIENCE, "the link ends")
+        cluster.wait(lambda: set(cluster.links().values()) == {"rdma"}, TIMEOUT + PATIENCE, "a new link")
+        cluster.work_for(2)
+        assert "RDMA by rxe0: the queue pair failed" in cluster.lost_links(0)[0]
+        after = device.queue_pairs()
+        assert len(before) == len(after) == 4  # two flows, both ends
+        assert not before & after
+        assert "event=peer_lost" not in cluster.logged(0) + cluster.logged(1)
+        cluster.finish()
+        assert cluster.stop_all() == []
 
-    The device itself cannot be removed here while it is in use: soft-RoCE waits until it is not.
-    """
+
+def test_a_port_that_goes_down_ends_the_links_with_a_reason_and_the_job_goes_on(nursery: Nursery, mended: None) -> None:
+    """The agents reach each other by TCP all the time, here within one machine: so they go on by that."""
     with RdmaCluster((0, 0, 1, 1), nursery, "auto") as cluster:
         cluster.form(WORK)
         cluster.work_for(1)
         assert set(cluster.links().values()) == {"rdma"}
-        command("ip", "link", "set", INTERFACE, "down")
-        cluster.wait(lambda: set(cluster.links().values()) == {"tcp"}, TIMEOUT + PATIENCE, "TCP without the port")
-        cluster.work_for(2)
-        ends = [line for line in cluster.logged(0).splitlines() if "event=link_lost" in line]
-        assert ends
-        assert all("RDMA by rxe0" in line for line in ends), ends
-        assert "event=peer_lost" not in cluster.logged(0) + cluster.logged(1)
+        device.port_down()
+        _goes_on_by_tcp(cluster)
+        assert all("RDMA by rxe0" in line for line in cluster.lost_links(0)), cluster.lost_links(0)
         cluster.finish()
         assert cluster.stop_all() == []
+
+
+def test_a_device_that_is_removed_is_let_go_of_and_the_job_goes_on(nursery: Nursery, mended: None) -> None:
+    """The driver of soft-RoCE tells programs nothing: the removal waits until the agents have closed the device."""
+    with RdmaCluster((0, 0, 1, 1), nursery, "auto") as cluster:
+        cluster.form(WORK)
+        cluster.work_for(1)
+        assert set(cluster.links().values()) == {"rdma"}
+        device.remove()
+        _goes_on_by_tcp(cluster)
+        ends = cluster.lost_links(0) + cluster.lost_links(1)
+        assert any("RDMA by rxe0: the device was removed" in line for line in ends), ends
+        assert set(cluster.ways(0).values()) == {"this machine has no RDMA device"}
+        device.restore()
+        cluster.struck(Fault(Kind.KILL_AGENT, 1))  # what starts anew finds the device
+        cluster.work_for(1)
+        assert set(cluster.links().values()) == {"rdma"}
+        cluster.finish()
+        assert cluster.stop_all() == []
+
+
+def _goes_on_by_tcp(cluster: RdmaCluster) -> None:
+    cluster.wait(lambda: set(cluster.links().values()) == {"tcp"}, TIMEOUT + PATIENCE, "TCP without the device")
+    cluster.work_for(2)
+    assert cluster.lost_links(0)
+    assert "event=peer_lost" not in cluster.logged(0) + cluster.logged(1)
