@@ -324,10 +324,12 @@ async def test_links_outlive_their_listener(endpoint: Endpoint) -> None:
 
 
 async def test_one_listener_serves_many(endpoint: Endpoint) -> None:
-    listener, queue = await endpoint.accept(_options("b", 2))
+    # All ends are made in one loop, which on emulated verbs takes a while.
+    listener, queue = await endpoint.accept(replace(_options("b", 2), handshake_timeout=BOUND))
+    dialled = [replace(_options(f"a{k}", 100 + k), handshake_timeout=BOUND) for k in range(8)]
     try:
         near = await asyncio.gather(
-            *(endpoint.transport.connect(listener.address, Recorder(), _options(f"a{k}", 100 + k)) for k in range(8))
+            *(endpoint.transport.connect(listener.address, Recorder(), options) for options in dialled)
         )
         far = [await queue.get() for _ in near]
         for link in near:

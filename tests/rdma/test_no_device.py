@@ -20,7 +20,7 @@ from allreduced.transports.base import LinkOptions
 from allreduced.transports.rdma import verbs
 from allreduced.transports.registry import transport
 
-OPTIONS = LinkOptions(SecretAuthenticator("a", 1, b"hush"))
+LISTENING, DIALLING = (LinkOptions(SecretAuthenticator(name, number, b"hush")) for number, name in enumerate("ab", 1))
 
 
 @pytest.fixture(autouse=True)
@@ -67,10 +67,10 @@ def test_agents_that_do_not_insist_take_tcp_and_say_why(nursery: Nursery) -> Non
 
 async def test_a_link_that_must_be_rdma_is_refused() -> None:
     with pytest.raises(ConfigError, match="this machine has no RDMA device"):
-        await transport("rdma").listen(f"rdma://{host(0)}:0", lambda link: Recorder(), OPTIONS)
-    listener = await transport("auto").listen(f"auto://{host(0)}:0", lambda link: Recorder(), OPTIONS)
+        await transport("rdma").listen(f"rdma://{host(0)}:0", lambda link: Recorder(), LISTENING)
+    listener = await transport("auto").listen(f"auto://{host(0)}:0", lambda link: Recorder(), LISTENING)
     try:
         with pytest.raises(AgentUnavailable, match=r"no RDMA link to .*: this machine has no RDMA device"):
-            await transport("rdma").connect(listener.address.replace("auto://", "rdma://"), Recorder(), OPTIONS)
+            await transport("rdma").connect(listener.address.replace("auto://", "rdma://"), Recorder(), DIALLING)
     finally:
         await listener.close()
