@@ -15,6 +15,7 @@ from allreduced.daemon.membership.events import PeerDown
 from allreduced.daemon.membership.liveness import Liveness, Look
 from allreduced.daemon.peer_link import LinkOwner, PeerLink
 from allreduced.daemon.timing import derived
+from allreduced.protocol.handshake import HIGHEST_VERSION
 from allreduced.transports.base import Link, LinkStats
 
 
@@ -23,6 +24,7 @@ class FakeLink(Link):
 
     def __init__(self) -> None:
         self.peer = PeerIdentity("b", 1)
+        self.version = HIGHEST_VERSION
         self.initiator = True
         self.remote_address = self.local_address = "fake://"
         self.stats = LinkStats()

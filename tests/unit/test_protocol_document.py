@@ -113,7 +113,10 @@ def _typed(cls: type, outside: tuple[str, ...] = ()) -> dict[str, object]:
 
 
 def _rows(text: str) -> list[tuple[int, str, str]]:
-    return [(int(code), name, cell) for code, name, cell in re.findall(r"\| (\d+) \| `(\w+)` \| (.*) \|", text)]
+    return [
+        (int(code), name, cell)
+        for code, name, cell in re.findall(r"\| (\d+) \| `(\w+)`(?: \(version \d\))? \| (.*) \|", text)
+    ]
 
 
 def test_messages_are_documented_with_their_fields() -> None:
@@ -129,6 +132,11 @@ def test_frames_are_documented_with_their_fields() -> None:
     assert [(code, name) for code, name, _ in rows] == [(code, cls.__name__) for cls, code in peer.CODES.items()]
     for (_, name, cell), cls in zip(rows, peer.CODES, strict=True):
         assert list(_fields(cell).items()) == list(_typed(cls, ("group", "generation")).items()), name
+
+
+def test_frames_that_older_agents_do_not_know_are_marked() -> None:
+    marked = {name: int(version) for name, version in re.findall(r"\| `(\w+)` \(version (\d)\) \|", PEER)}
+    assert marked == {cls.__name__: version for cls, version in peer.SINCE.items()}
 
 
 def test_records_are_documented_with_their_fields() -> None:

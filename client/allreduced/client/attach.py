@@ -178,8 +178,9 @@ def _attach_named(
             if not known:
                 raise
             if time.monotonic() >= until:
+                seconds = round(options.deadline, 2)
                 raise AgentUnavailable(
-                    f"the agent of this node did not come back within {options.deadline:.3g} s: {error.message}",
+                    f"the agent of this node did not come back within {seconds:g} s: {error.message}",
                     hint=error.hint,
                 ) from error
             if time.monotonic() >= say_at:
