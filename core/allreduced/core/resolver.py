@@ -48,7 +48,7 @@ async def look_up(host: str, port: int) -> Places:
 def _answer(key: tuple[str, int], answer: Future[Places]) -> None:
     try:
         found = _ask(*key)
-    except Exception as error:
+    except Exception as error:  # whatever it is, who asked gets it
         del _open[key]
         answer.set_exception(error)
     else:
