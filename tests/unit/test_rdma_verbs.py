@@ -297,6 +297,38 @@ def test_requests_are_closed_although_posting_fails(
     device.close()
 
 
+def test_nothing_is_posted_on_a_closed_queue_pair(fake_pyverbs: verbs.PyverbsVerbs) -> None:
+    device = fake_pyverbs.open("rxe0")
+    queue = device.create_queue(8)
+    pair = device.create_domain().create_pair(queue, queue, send_depth=4, receive_depth=4, max_inline=0, port=1)
+    pair.close()
+    with pytest.raises(VerbsError, match="a queue pair was closed"):
+        pair.post_send([SendRequest(1, SendKind.SEND, 4096, 4, 5)])
+    with pytest.raises(VerbsError, match="a queue pair was closed"):
+        pair.post_receive([ReceiveRequest(1, 4096, 10, 5)])
+    assert not hasattr(pair._handle, "sent")  # type: ignore[attr-defined]
+    queue.close()
+    device.close()
+
+
+def test_a_channel_is_closed_although_its_queue_is_not(
+    fake_pyverbs: verbs.PyverbsVerbs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = fake_pyverbs.open("rxe0")
+    queue = device.create_queue(8)
+    (channel,) = (thing for thing in _Thing.made if isinstance(thing, _Channel))
+
+    def refused(self: object) -> None:
+        raise RDMAError("Failed to destroy CQ", 5)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Queue, "close", refused)
+        with pytest.raises(VerbsError, match="Failed to destroy CQ"):
+            queue.close()
+    assert channel.closed == 1
+    device.close()
+
+
 def test_memory_that_cannot_be_registered(fake_pyverbs: verbs.PyverbsVerbs) -> None:
     device = fake_pyverbs.open("rxe0")
     domain = device.create_domain()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from allreduced.core.errors import ProtocolError
@@ -16,9 +16,18 @@ U64 = st.integers(0, (1 << 64) - 1)
 
 @given(U64, U64, U64, U64, st.integers(0, (1 << 32) - 1))
 def test_tokens_survive_the_wire(serial: int, link: int, size: int, address: int, key: int) -> None:
+    address = min(address, (1 << 64) - size)
+    assume(address < 1 << 64)
     token = Token(serial, link, size, address, key)
     assert wire.read_token(token.pack()) == token
     assert len(token.pack()) <= MAX_TOKEN
+
+
+def test_memory_beyond_the_last_address_is_refused() -> None:
+    last = (1 << 64) - 4096
+    assert wire.read_token(Token(1, 2, 4096, last, 3).pack()).address == last
+    with pytest.raises(ProtocolError, match="4097 bytes at address 0xfffffffffffff000 goes beyond the last address"):
+        wire.read_token(Token(1, 2, 4097, last, 3).pack())
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 9, 35, 37, 256])

@@ -12,7 +12,7 @@ from allreduced.transports.rdma.endpoint import Endpoint
 from allreduced.transports.rdma.verbs_port import Region
 
 REVOKE_TIMEOUT: Final = 2.0
-"""Seconds after which a cancelled receive is closed without the peer's consent."""
+"""Seconds that the peer has to confirm that it writes to a cancelled receive no more."""
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ the region behind the key is exactly the posted memory, in a protection domain o
 moment the receive is over: with its last byte, when it is cancelled, or with the link.
 
 ``cancel_receive`` asks the peer to stop first. It answers once no write to that memory is on its way; frames that it
-would have sent are told as skipped. Where it does not answer in time (``exposures.REVOKE_TIMEOUT``) the region is
-given back all the same: the memory is safe then, and a write that comes later than that ends the link.
+would have sent are told as skipped. Where it does not answer in time (``exposures.REVOKE_TIMEOUT``) the link ends, and
+its queue pairs with it: a device may give a key that was taken back to the next region, so that it proves nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from allreduced.core.errors import ProtocolError
 from allreduced.core.identity import PeerIdentity
 from allreduced.transports.outbox import OutgoingFrame
 from allreduced.transports.postings import Posting, serial_of, token_of
-from allreduced.transports.rdma import wire
+from allreduced.transports.rdma import exposures, wire
 from allreduced.transports.rdma.completions import CompletionWatch
 from allreduced.transports.rdma.departures import Departures
 from allreduced.transports.rdma.devices import path_text
@@ -205,6 +205,8 @@ class RdmaLink(FlowLink):
         """Take note of a frame that is complete; with the last one nothing of the receive is exposed any more."""
         if posting.landed + length == posting.size:
             self._close_exposure(posting.serial)
+            if not self.is_alive():
+                return  # the device refused
         super().landed(posting, offset, length, tag)
 
     # Told by the device
@@ -229,7 +231,8 @@ class RdmaLink(FlowLink):
         if self.is_alive():
             try:
                 for flow in receiving.values():
-                    flow.receiver.post_again()
+                    if self.is_alive():  # credits for the flow before may have ended the link
+                        flow.receiver.post_again()
             except VerbsError as error:
                 self._verbs_failed(error)
 
@@ -294,13 +297,12 @@ class RdmaLink(FlowLink):
             self._close_revoked(serial)
 
     def _not_confirmed(self, serial: int) -> None:
-        _log.warning(
-            "event=rdma_revocation_unanswered peer=%s address=%s effect=%s",
-            self.peer.node,
-            self.remote_address,
-            "the memory is taken back; a write that is under way ends the link",
-        )
-        self._close_revoked(serial)
+        if self.is_closing():
+            self._close_revoked(serial)  # nothing is posted here any more, so nothing gets its key
+        else:
+            self.broken(
+                f"the peer did not confirm within {exposures.REVOKE_TIMEOUT:g} s that it writes to a receive no more"
+            )
 
     def _close_revoked(self, serial: int) -> None:
         posting = self._close_exposure(serial)

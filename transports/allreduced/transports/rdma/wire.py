@@ -38,6 +38,7 @@ ANNOUNCEMENTS: Final = 1 << (32 - FRAME_BITS)
 """Announcements that a flow remembers; then the oldest is replaced."""
 
 _TOKEN = struct.Struct("<QQQQI")  # serial, link, bytes, address, key
+_ADDRESSES = 1 << 64
 _BARE_TOKEN = struct.Struct("<Q")
 
 _CREDIT, _REVOKE, _REVOKED = 1, 2, 3
@@ -69,7 +70,10 @@ def read_token(data: bytes) -> Token:
         return Token(_BARE_TOKEN.unpack(data)[0], 0)
     if len(data) != _TOKEN.size:
         raise ProtocolError(f"a token of {len(data)} bytes does not name a receive of this link")
-    return Token(*_TOKEN.unpack(data))
+    token = Token(*_TOKEN.unpack(data))
+    if token.address + token.size > _ADDRESSES:
+        raise ProtocolError(f"a token of {token.size} bytes at address {token.address:#x} goes beyond the last address")
+    return token
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,5 +131,7 @@ class _Queue(Closable):
         return [completion(entry) for entry in entries]
 
     def close(self) -> None:
-        super().close()
-        self._closable_channel.close()
+        try:
+            super().close()
+        finally:
+            self._closable_channel.close()

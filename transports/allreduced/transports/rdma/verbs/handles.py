@@ -44,6 +44,15 @@ class Closable:
         self._handle = handle
         self._closed = False
 
+    def _open_handle(self) -> Any:
+        """Return the object, which pyverbs would use without a look once it is closed: a crash.
+
+        :raises VerbsError: it is closed.
+        """
+        if self._closed:
+            raise VerbsError(f"{self._name} was closed")
+        return self._handle
+
     def close(self) -> None:
         """Close it, unless that was done.
 

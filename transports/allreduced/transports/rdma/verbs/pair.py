@@ -83,7 +83,7 @@ class Pair(Closable):
                     following.set_wr_rdma(request.remote_key, request.remote_address)
             if following is not None:
                 with translated("cannot post a send request"):
-                    self._handle.post_send(following)
+                    self._open_handle().post_send(following)
         finally:
             for item in made:
                 item.close()
@@ -101,7 +101,7 @@ class Pair(Closable):
                 made.append(following)
             if following is not None:
                 with translated("cannot post a receive request"):
-                    self._handle.post_recv(following)
+                    self._open_handle().post_recv(following)
         finally:
             for item in made:
                 item.close()
