@@ -140,6 +140,26 @@ def test_other_users_may_attach_where_the_settings_say_so(box: Machine) -> None:
         assert [line(rank) for rank in (first, second)] == ["3 3", "3 3"]
 
 
+def test_a_reload_lets_other_users_in(box: Machine) -> None:
+    box.run("systemctl", "start", UNIT)
+    assert box.run("stat", "-c", "%a", "/run/allreduced/agent.sock").strip() == "600"
+    configure(box, f'{CONFIG}[access]\nusers = ["*"]\n')
+    box.run("systemctl", "reload", UNIT)
+    while box.run("stat", "-c", "%a", "/run/allreduced/agent.sock").strip() != "666":
+        assert box.show(UNIT, "ActiveState") in ("active", "reloading")
+    with ranks(box, 1, user="nobody") as (first, second):
+        assert [line(rank) for rank in (first, second)] == ["3 3", "3 3"]
+
+
+def test_a_group_may_have_the_socket(box: Machine) -> None:
+    drop_in(box, "[Service]\nSupplementaryGroups=nogroup\n")
+    configure(box, f'{CONFIG}[access]\nsocket_group = "nogroup"\ngroups = ["nogroup"]\n')
+    box.run("systemctl", "start", UNIT)
+    assert box.run("stat", "-c", "%U:%G %a", "/run/allreduced/agent.sock").strip() == "allreduced:nogroup 660"
+    with ranks(box, 1, user="nobody") as (first, second):
+        assert [line(rank) for rank in (first, second)] == ["3 3", "3 3"]
+
+
 def test_it_is_active_only_when_the_first_round_to_the_peers_is_over(box: Machine) -> None:
     # A peer that takes connections and says nothing keeps the round open until it is given up, or the round is.
     (box.shared / "silent.py").write_text(
@@ -187,6 +207,9 @@ def test_reload_with_a_good_and_with_a_broken_file(box: Machine) -> None:
     assert "event=setting_changed setting=agent.log_level old='info' new='warning'" in log
     assert "event=restart_needed setting=engine.threads in_force='0' new='1'" in log
 
+    configure(box, 'version = 1\n[access]\nusers = ["nobody-of-this-name"]\n')
+    assert box.status("systemctl", "reload", UNIT) != 0
+    box.until(UNIT, "StatusText", "reload failed, the settings from before are in force")
     configure(box, "version = 1\n[limits]\nclients = none\n")
     assert box.status("systemctl", "reload", UNIT) != 0
     box.until(UNIT, "StatusText", "reload failed, the settings from before are in force")

@@ -124,7 +124,14 @@ async def test_mode_and_group_of_the_socket(tmp_path: Path) -> None:
     found = path.stat()
     assert stat.S_IMODE(found.st_mode) == 0o660
     assert found.st_gid == os.getegid()
+    bound.use_mode(0o666)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666
+    path.rename(tmp_path / "moved")
+    path.touch(0o600)
+    bound.use_mode(0o666)  # that file is not its own
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     bound.close()
+    assert path.exists()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may give a file to any group")

@@ -106,6 +106,13 @@ def test_the_socket(facts: SocketFacts, level: Level, words: str) -> None:
     assert bool(found.mend) == (level is not Level.OK)
 
 
+def test_a_group_is_advised_only_where_it_lets_in() -> None:
+    (found,) = judge_socket(replace(SOCKET, answer=errno.EACCES))
+    assert found.mend.startswith("sudo usermod -aG")
+    (found,) = judge_socket(replace(SOCKET, mode=0o600, answer=errno.EACCES))
+    assert found.mend == "let the user in: access.users in the agent's settings, then systemctl reload allreduced"
+
+
 REACHED = Dialled("reached", "", 0.001)
 PEER = PeerFacts("b", "tcp://10.0.0.2:4123", ("10.0.0.2",), local=False, dialled=REACHED)
 NETWORK = NetworkFacts(

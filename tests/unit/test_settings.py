@@ -212,6 +212,27 @@ def test_check_prints_the_settings_as_toml_and_the_times_that_follow(
     assert "# heartbeat = 1 s: " in printed
 
 
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ('[access]\nusers = ["nobody-of-this-name"]\n', "access.users", "nobody-of-this-name"),
+        ('[access]\ngroups = ["nobody-of-this-name"]\n', "access.groups", "nobody-of-this-name"),
+        ('[access]\nsocket_group = "nobody-of-this-name"\n', "access.socket_group", "nobody-of-this-name"),
+        ('[security]\nmode = "mtls"\n', "security.ca", "mtls"),
+        ('[security]\nsecret = "a"\nsecret_file = "/none"\n', "security.secret_file", "both"),
+    ],
+)
+def test_check_refuses_what_an_agent_would_not_start_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, place: str, words: str
+) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text(text)
+    assert main(["agent", "--config", str(config), "--check", "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert place in error
+
+
 def test_timeouts_that_contradict_name_both_keys_and_the_one_that_was_given() -> None:
     both = "[failure]\nfailure_timeout = 5.0\ndeadline = 4.0\n"
     for text, environ, place in (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from allreduced.cli.arguments import Subparsers
 from allreduced.cli.cluster_text import columns, printable
-from allreduced.cli.console import say
+from allreduced.cli.console import complain, say
 
 if TYPE_CHECKING:  # the agent's own modules are loaded by the command only
     from allreduced.daemon.doctor.cluster import Way
@@ -68,14 +68,20 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Examine, and write what was found; return the exit status."""
+    from allreduced.client.environment import usual_places
     from allreduced.daemon.doctor.examination import examine
     from allreduced.daemon.doctor.finding import Level, worst
     from allreduced.daemon.settings import default_socket
     from allreduced.daemon.settings_reader import load
 
     config = arguments.config or (SYSTEM_CONFIG if Path(SYSTEM_CONFIG).is_file() else None)
+    if config is not None and config != arguments.config and not os.access(config, os.R_OK):
+        complain(f"this user may not read {config}: examined with the settings of the environment only")
+        config = None
     settings = load(config, os.environ, {})
     socket = arguments.socket or os.environ.get("ALLREDUCED_SOCKET") or settings.agent.socket
+    # Where jobs look, too: the service's socket is found from a session that has a runtime directory of its own.
+    socket = socket or next((place for place in usual_places(os.environ) if os.access(place, os.F_OK)), "")
     socket = socket or default_socket(os.environ)
 
     def ask() -> Told:

@@ -105,6 +105,7 @@ class Agent:
         guarded = bool(parts.secret) or parts.credentials is not None
         self._entrance = Entrance(parts.peers, settings, guarded=guarded, join=options.join or "")
         self._stop = asyncio.Event()
+        self._bound: BoundSocket | None = None
         self._lifetime: Lifetime | None = None
         self._pulse: Pulse | None = None
         self._reloading: Reloading | None = None
@@ -150,6 +151,7 @@ class Agent:
         if self._options.private:
             self._lifetime = Lifetime(self._alone)
             parts.server.report_to(self._lifetime)
+        self._bound = bound
         parts.server.serve(bound)
         if parts.credentials is not None:
             self._watching = asyncio.get_running_loop().create_task(parts.credentials.watch())
@@ -219,7 +221,17 @@ class Agent:
     def _read_access(self, settings: Settings) -> Callable[[], None]:
         access = access_from(settings.access, os.geteuid())
         required = settings.access.job_secrets == "required"
-        return lambda: self._parts.server.use_access(access, job_secrets=required)
+        mode = socket_mode(settings.access)
+
+        def use() -> None:
+            self._parts.server.use_access(access, job_secrets=required)
+            if self._bound is not None:
+                try:
+                    self._bound.use_mode(mode)
+                except OSError as error:
+                    logger.error("event=socket_mode_failed socket=%s mode=%03o error=%r", self._bound.name, mode, error)
+
+        return use
 
     def _use_settings(self, settings: Settings) -> None:
         self._settings = settings

@@ -25,6 +25,14 @@ class BoundSocket:
         self.name = name
         self._file = file
 
+    def use_mode(self, mode: int) -> None:
+        """Give the file these permissions, if it is one that was bound here and is there still.
+
+        :raises OSError: the system refuses.
+        """
+        if self._file is not None and _identity(os.lstat(self.name)) == self._file:
+            Path(self.name).chmod(mode)
+
     def close(self) -> None:
         """Stop listening and remove the file, unless another agent put its own there. Idempotent."""
         self.sock.close()

@@ -76,10 +76,13 @@ def judge_socket(facts: SocketFacts) -> Iterator[Finding]:
         whose = "" if facts.kind == "abstract" else f" (mode {facts.mode:03o}, uid {facts.uid}, gid {facts.gid})"
         yield ok(SUBJECT, f"an agent answers at {facts.name}{whose}")
     elif facts.answer in (errno.EACCES, errno.EPERM):
+        to_group = facts.mode & 0o060 == 0o060
         yield problem(
             SUBJECT,
             f"this user may not use {facts.name}: mode {facts.mode:03o}, uid {facts.uid}, gid {facts.gid}",
-            f"sudo usermod -aG $(stat -c %G {facts.name}) $USER, and log in anew",
+            f"sudo usermod -aG $(stat -c %G {facts.name}) $USER, and log in anew"
+            if to_group
+            else "let the user in: access.users in the agent's settings, then systemctl reload allreduced",
         )
     elif facts.answer == errno.EAGAIN:
         yield problem(SUBJECT, f"the agent at {facts.name} takes no connections", "it hangs: see its log, restart it")

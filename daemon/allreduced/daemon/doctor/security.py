@@ -57,7 +57,7 @@ def judge_secret(secret: bytes, *, remote: bool, insecure: bool, certificates: b
             return warning(
                 SUBJECT,
                 f"the secret has {len(secret)} bytes, and whoever can dial an agent can try to guess it",
-                "head -c 32 /dev/urandom | base64 > secret; the same file on all nodes, mode 600",
+                "openssl rand -hex 32 | install -m600 -o allreduced /dev/stdin /etc/allreduced/secret",
             )
         return ok(SUBJECT, f"a shared secret of {len(secret)} bytes; whether it is that of the others, links tell")
     if certificates:
