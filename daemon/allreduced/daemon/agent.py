@@ -229,7 +229,9 @@ class Agent:
                 try:
                     self._bound.use_mode(mode)
                 except OSError as error:
-                    logger.error("event=socket_mode_failed socket=%s mode=%03o error=%r", self._bound.name, mode, error)
+                    logger.error(
+                        "event=socket_mode_failed socket=%s mode=%s error=%r", self._bound.name, f"{mode:03o}", error
+                    )
 
         return use
 
