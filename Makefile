@@ -103,7 +103,7 @@ bench-quick: bench-ready ## the same with fewer calls, within 2 minutes
 bench-security: $(VENV)/.installed build/limits/exchange build/limits/tls_exchange ## what mutual TLS costs (needs libssl-dev)
 	$(PY) -m benchmarks.security
 
-bench-rdma: $(VENV)/.installed ## speed of RDMA beside ib_write_bw and a bare ring, and many kills, in the guest: 10 minutes
+bench-rdma: $(VENV)/.installed ## speed of RDMA beside ib_write_bw and a bare ring, and many kills, in the guest: 15 minutes
 	$(PY) -m tests.rdma.guest --require prepare
 	$(MAKE) build/limits/rdma_ring
 	$(RDMA_GUEST) 1800 -- $(abspath $(PY)) -m benchmarks.rdma
