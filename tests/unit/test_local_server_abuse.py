@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import logging
 import os
 import secrets
@@ -24,15 +25,18 @@ from allreduced.core.errors import (
     ProtocolError,
     from_wire,
 )
+from allreduced.core.refusals import REFUSED, Kind
+from allreduced.core.refusals import Plane as Side
 from allreduced.daemon import client_connection
 from allreduced.daemon.arena_table import ArenaLimits
 from allreduced.daemon.engine.events import ClientGone as EngineClientGone
 from allreduced.daemon.engine.events import LeasesReturned, Submitted
 from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER as RESULT
 from allreduced.daemon.local_limits import LocalLimits
-from allreduced.daemon.membership.events import ClientGone, ClientLeaving
-from allreduced.daemon.socket_path import bind_socket
+from allreduced.daemon.membership.events import ClientGone, ClientJoining, ClientLeaving
+from allreduced.daemon.socket_path import bind_socket, prepare_socket_path
 from allreduced.protocol import local
+from allreduced.protocol.job_secret import digest_of
 
 FOUR = bytes(16)
 HELLO = local.Hello(1, 1, 1, True)
@@ -133,6 +137,7 @@ async def test_a_killed_client_is_gone_and_its_arena_with_it(plane: Plane) -> No
 import os, socket, sys
 sys.path[:0] = sys.argv[2].split(os.pathsep)
 from allreduced.protocol import local
+from allreduced.protocol.job_secret import digest_of
 s = socket.socket(socket.AF_UNIX); s.connect("\\0" + sys.argv[1])
 s.sendall(local.encode(local.Hello(1, 1, os.getpid(), True)) + local.encode(local.AllocateArena(1, 1 << 20)))
 s.recv(1 << 16); s.sendall(b"\\xff")
@@ -353,7 +358,13 @@ async def test_tensors_in_pieces_are_limited() -> None:
         await plane.sink.told(Submitted, 3)
 
 
-async def test_memory_of_one_user_is_limited_over_its_clients() -> None:
+def denied(what: str, reason: str) -> str:
+    """Return the line about a join or an arena of this process that was refused."""
+    return f"event=request_refused request={what} uid={os.geteuid()} pid={os.getpid()} reason={reason!r}"
+
+
+async def test_memory_of_one_user_is_limited_over_its_clients(caplog: pytest.LogCaptureFixture) -> None:
+    before = REFUSED[Side.CLIENTS, Kind.LIMIT]
     limits = ArenaLimits(64 << 20, 48 << 20, 48 << 20, per_user=1 << 20)
     async with open_plane(arenas=limits) as plane:
         first, second = await plane.attach(), await plane.attach()
@@ -364,10 +375,59 @@ async def test_memory_of_one_user_is_limited_over_its_clients() -> None:
         assert isinstance(error, LimitExceeded)
         assert error.limit == "limits.arena_bytes_per_user"
         assert str(1 << 20) in error.message
+        assert denied("arena", error.message) in caplog.messages
+        assert REFUSED[Side.CLIENTS, Kind.LIMIT] == before + 1
         await first.send(local.ReleaseArena(granted.arena), local.AllocateArena(3, 1))
         await first.receive(local.ArenaGranted)
         await second.send(local.AllocateArena(3, 600 << 10))
         await second.receive(local.ArenaGranted)
+
+
+async def test_a_join_beyond_the_requests_of_a_user_is_told_to_those_who_run_the_agent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = REFUSED[Side.CLIENTS, Kind.LIMIT]
+    async with open_plane(limits=LocalLimits(requests_per_user=1)) as plane:
+        client, other = await plane.attach(), await plane.attach()
+        await client.send(local.Join(2, "job", "world", 0, 2, 0, 60.0, 60.0))
+        await plane.sink.told(ClientJoining, 1)
+        await other.send(local.Join(2, "job", "world", 1, 2, 1, 60.0, 60.0))
+        error = from_wire((await other.receive(local.RequestFailed)).error)
+        assert isinstance(error, LimitExceeded)
+        assert error.limit == "limits.requests_per_user"
+        assert caplog.messages == [denied("join", error.message)]
+        assert REFUSED[Side.CLIENTS, Kind.LIMIT] == before + 1
+
+
+async def test_a_join_that_makes_no_sense_is_a_matter_of_its_process_alone(caplog: pytest.LogCaptureFixture) -> None:
+    before = REFUSED.copy()
+    async with open_plane() as plane:
+        client = await plane.attach()
+        await client.send(local.Join(2, "job", "world", 2, 2, 0, 60.0, 60.0))
+        error = from_wire((await client.receive(local.RequestFailed)).error)
+        assert "rank 2 is outside a group of 2" in error.message
+    assert caplog.messages == []
+    assert before == REFUSED
+
+
+async def test_a_rank_without_a_job_secret_is_told_to_those_who_run_the_agent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = REFUSED[Side.CLIENTS, Kind.SECRET]
+    async with open_plane(job_secrets=True) as plane:
+        client = await plane.attach()
+        await client.send(local.Join(2, "job", "world", 1, 2, 0, 60.0, 60.0))
+        error = from_wire((await client.receive(local.RequestFailed)).error)
+        assert isinstance(error, AuthenticationError)
+        assert caplog.messages == [denied("join", error.message)]
+        assert "rank 1 of group 'world' of job 'job' gave none" in error.message
+        await client.send(local.Join(3, "job", "world", 1, 2, 0, 60.0, 60.0, digest_of(b"of the job", "job", "world")))
+        joining = await plane.sink.told(ClientJoining, 1)
+        wrong = AuthenticationError("rank 1 of group 'world' of job 'job' gave another job secret than rank 0")
+        plane.server.failed(joining.client, 3, wrong)
+        assert from_wire((await client.receive(local.RequestFailed)).error).message == wrong.message
+        assert caplog.messages[1:] == [denied("join", wrong.message)]
+        assert REFUSED[Side.CLIENTS, Kind.SECRET] == before + 2
 
 
 async def test_close_sends_what_waits_and_removes_the_socket(tmp_path: Path) -> None:
@@ -435,8 +495,73 @@ def test_somebody_elses_socket_is_left_alone(tmp_path: Path, monkeypatch: pytest
     uid = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
     with pytest.raises(ConfigError, match=f"belongs to uid {uid}"):
-        bind_socket(str(path))
+        prepare_socket_path(str(path))
     assert path.is_socket()
+
+
+def test_nobody_else_can_keep_an_agent_from_starting_by_a_lock(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    folder = os.open(tmp_path, os.O_RDONLY)  # which whoever may read it can lock
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        bind_socket(str(path)).close()
+    finally:
+        os.close(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_agents_do_not_start_at_one_path_at_once(tmp_path: Path) -> None:
+    path, lock = tmp_path / "agent.sock", tmp_path / "agent.sock.lock"
+    with lock.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another agent starts at"):
+            bind_socket(str(path))
+    bound = bind_socket(str(path))  # a lock file that was left behind is of no harm
+    assert [name.name for name in tmp_path.iterdir()] == ["agent.sock"]
+    bound.close()
+
+
+def test_a_lock_file_that_is_taken_away_by_its_holder_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lock = tmp_path / "agent.sock", tmp_path / "agent.sock.lock"
+    flock, calls = fcntl.flock, []
+
+    def after_the_other(descriptor: int, how: int) -> None:
+        calls.append(how)
+        if len(calls) == 1:
+            lock.unlink()  # the other agent is ready just now
+        elif len(calls) == 2:
+            lock.unlink()
+            lock.touch(0o600)  # and a third one has made its own
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_the_other)
+    bind_socket(str(path)).close()
+    assert len(calls) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "somebody else's"])
+def test_a_lock_file_that_is_not_the_agents_own_is_not_touched(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lock, precious = tmp_path / "agent.sock", tmp_path / "agent.sock.lock", tmp_path / "precious"
+    precious.write_text("precious")
+    if kind == "link":
+        lock.symlink_to(precious)
+    elif kind == "fifo":
+        os.mkfifo(lock)
+    else:
+        lock.write_text("precious")
+        uid = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=r"no socket can be made") as caught:
+        bind_socket(str(path))
+    assert "choose another path" in caught.value.hint
+    assert sorted(tmp_path.iterdir()) == before
+    assert precious.read_text() == "precious"
 
 
 def test_a_file_that_another_agent_put_there_survives_close(tmp_path: Path) -> None:

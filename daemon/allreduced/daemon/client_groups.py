@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from allreduced.core.errors import AllReducedError, AuthenticationError, InvalidArgument, to_wire
 from allreduced.core.identity import GroupKey
-from allreduced.core.refusals import Kind, Plane, refused
 from allreduced.daemon.activity import Call, describe, describe_all
 from allreduced.daemon.client_connection import ClientConnection
 from allreduced.daemon.client_inputs import ClientOperation
@@ -62,7 +61,6 @@ class ClientGroups:
                 f"rank {message.rank} is outside a group of {message.size}: ranks are 0 to {message.size - 1}"
             )
         if context.job_secrets and not message.secret:
-            refused(Plane.CLIENTS, Kind.SECRET)
             raise AuthenticationError(
                 "this agent asks every rank for the secret of its job (access.job_secrets is 'required'), and rank "
                 f"{message.rank} of group {message.group!r} of job {message.job!r} gave none",
@@ -111,13 +109,11 @@ class ClientGroups:
             local.Joined(request, group, started.generation, rank, started.size, started.mine, nodes, late)
         )
 
-    def not_admitted(self, request: int, error: AllReducedError) -> bool:
+    def not_admitted(self, request: int) -> bool:
         """Take note that a join failed; return False if there was none."""
         if self.joining.pop(request, None) is None:
             return False
         self._user.requests -= 1
-        if isinstance(error, AuthenticationError):
-            refused(Plane.CLIENTS, Kind.SECRET)
         return True
 
     def ended(self, group: int, error: AllReducedError) -> None:

@@ -16,6 +16,7 @@ from allreduced.core.errors import (
     to_wire,
 )
 from allreduced.core.identity import GroupKey
+from allreduced.core.refusals import Plane, kind_of, refused
 from allreduced.daemon.access import Credentials
 from allreduced.daemon.client_connection import ClientConnection
 from allreduced.daemon.client_groups import ClientGroups
@@ -168,7 +169,7 @@ class ClientSession:
             self._check_room()
             self._groups.join(message, self._pid)
         except AllReducedError as error:
-            self._refuse_request(request, error)
+            self._deny("join", request, error)
 
     def _leave(self, message: local.Leave) -> None:
         self._groups.leave(message)
@@ -187,12 +188,12 @@ class ClientSession:
             )
         except AllReducedError as error:
             self._allocations.discard(request)
-            self._refuse_request(request, error)
+            self._deny("arena", request, error)
 
     def _allocated(self, request: int, arena: int, error: AllReducedError | None) -> None:
         self._allocations.discard(request)
         if error is not None:
-            self._refuse_request(request, error)
+            self._deny("arena", request, error)
             return
         arenas = self._context.arenas
         self.connection.send(local.ArenaGranted(request, arena, arenas.nbytes(arena)), arenas.descriptor(arena))
@@ -316,6 +317,19 @@ class ClientSession:
                 hint="wait for some of them first, use shared memory, or raise limits.streams",
             )
 
+    def _deny(self, what: str, request: int, error: AllReducedError) -> None:
+        """Refuse a join or an arena, and tell those who run the agent where a secret or a limit stands in the way."""
+        if isinstance(error, AuthenticationError | LimitExceeded):
+            refused(Plane.CLIENTS, kind_of(error))
+            self._context.log.warning(
+                "event=request_refused request=%s uid=%d pid=%d reason=%r",
+                what,
+                self.connection.uid,
+                self._pid,
+                error.message,
+            )
+        self._refuse_request(request, error)
+
     def _refuse_request(self, request: int, error: AllReducedError) -> None:
         self.connection.send(local.RequestFailed(request, to_wire(error)))
 
@@ -329,11 +343,11 @@ class ClientSession:
     def failed(self, request: int, error: AllReducedError) -> None:
         """Send RequestFailed, for a join or an operation."""
         operation = self._operations.get(request)
-        if operation is None and not self._groups.not_admitted(request, error):
-            return
-        self._refuse_request(request, error)
         if operation is not None:
+            self._refuse_request(request, error)
             self._operation_over(request, operation)
+        elif self._groups.not_admitted(request):
+            self._deny("join", request, error)
 
     def delivered(self, request: int, result: Result) -> None:
         """Send Done, with the result or where it is, and let go of the operation's input."""

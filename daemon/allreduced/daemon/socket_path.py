@@ -62,7 +62,7 @@ def bind_socket(name: str, *, mode: int = 0o600, group: int = -1, backlog: int =
                 raise _bind_error(name, error) from error
             sock.listen(backlog)
             return BoundSocket(sock, name, None)
-        with _locked_folder(name):
+        with _start_lock(name):
             prepare_socket_path(name)
             try:
                 sock.bind(address.sockaddr)
@@ -135,24 +135,56 @@ def _answers(name: str) -> bool:
 
 
 @contextmanager
-def _locked_folder(name: str) -> Iterator[None]:
-    """Keep two agents that start at once from removing each other's fresh socket."""
-    folder = Path(name).parent
+def _start_lock(name: str) -> Iterator[None]:
+    """Keep two agents that start at once from removing each other's fresh socket.
+
+    What is locked is a file of this user beside the socket that nobody else can open, made and taken away here. A lock
+    of the folder itself could be held by whoever may read it.
+    """
+    path = Path(f"{name}.lock")
     try:
-        folder.mkdir(mode=0o755, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        path.parent.mkdir(mode=0o755, exist_ok=True)
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+            try:
+                found = os.fstat(descriptor)
+                if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+                    raise ConfigError(
+                        f"{path} is not a file of this agent's user: no socket can be made beside it",
+                        path=_SETTING,
+                        hint="remove it, or choose another path for the socket",
+                    )
+                _lock(descriptor, name)
+                if _is_at(path, _identity(found)):
+                    break
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # the agent that held it took it away meanwhile
     except OSError as error:
         raise _bind_error(name, error) from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(
-                f"another agent starts at {name} right now", path=_SETTING, hint="choose another path for this one"
-            ) from error
         yield
     finally:
+        with suppress(OSError):  # it stays, as an empty file that the next agent locks
+            path.unlink()
         os.close(descriptor)
+
+
+def _lock(descriptor: int, name: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"another agent starts at {name} right now", path=_SETTING, hint="choose another path for this one"
+        ) from error
+
+
+def _is_at(path: Path, identity: tuple[int, int]) -> bool:
+    try:
+        return _identity(os.lstat(path)) == identity
+    except FileNotFoundError:
+        return False
 
 
 def _bind_error(name: str, error: OSError) -> ConfigError:
