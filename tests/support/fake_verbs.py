@@ -67,6 +67,12 @@ class FakeFabric:
         """Called before each request of a send queue is carried out; a text makes it fail with that error."""
         self.max_registration = 1 << 50
         """Bytes of a region at most, as a limit for locked memory would have it."""
+        self.down: set[tuple[str, int]] = set()
+        """Ports that are."""
+        self.unreachable: set[bytes] = set()
+        """GIDs that no queue pair can be connected to."""
+        self.connecting = 0
+        """How often it was tried to connect one."""
         self.held = False
         """While true no request is carried out."""
         self.max_depth = 1 << 20
@@ -94,8 +100,9 @@ class FakeFabric:
         if not silently:
             self._tell(name, AsyncNews(AsyncKind.DEVICE_GONE, "the device failed or was removed"))
 
-    def port_down(self, name: str) -> None:
-        """Take the port of a device down."""
+    def port_down(self, name: str, port: int = 1) -> None:
+        """Take a port of a device down."""
+        self.down.add((name, port))
         self._tell(name, AsyncNews(AsyncKind.PORT_DOWN, "the port went down"))
 
     def fail(self, kind: AsyncKind, name: str = "fake0") -> None:
@@ -182,6 +189,9 @@ class FakeDevice(_Opened):
     def tell(self, news: AsyncNews) -> None:
         self._news.append(news)
         self._bell.ring()
+
+    def is_active(self, port: int) -> bool:
+        return (self.name, port) not in self.fabric.down
 
     def take_news(self) -> AsyncNews:
         self._bell.take()
@@ -342,6 +352,9 @@ class FakePair(_Opened):
         domain.fabric.pairs[self.number] = self
 
     def connect(self, path: PathTo) -> None:
+        self.fabric.connecting += 1
+        if path.remote_gid in self.fabric.unreachable:
+            raise VerbsError("cannot connect a queue pair: Connection timed out", errno.ETIMEDOUT)
         self.path = path
         self.state = "ready"
 

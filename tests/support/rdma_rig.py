@@ -95,12 +95,13 @@ async def rig(
     far_verbs: Callable[[], Verbs] | None = None,
     auto: bool = False,
     address: str = "127.0.0.1",
+    listening: AutoTransport | None = None,
 ) -> AsyncIterator[Rig]:
     """Yield a fresh link between agents ``a`` (dials) and ``b``; nothing of it is open afterwards."""
     fabric = fabric or FakeFabric()
     kind = AutoTransport if auto else RdmaTransport
     dialler = kind(near_verbs or (lambda: FakeVerbs(fabric)))
-    listening = kind(far_verbs or (lambda: FakeVerbs(fabric)))
+    listens = listening or kind(far_verbs or (lambda: FakeVerbs(fabric)))
     queue: asyncio.Queue[tuple[Link, Recorder]] = asyncio.Queue()
 
     def accepted(link: Link) -> LinkEvents:
@@ -109,7 +110,7 @@ async def rig(
         return recorder
 
     before = set(fabric.pairs)
-    listener = await listening.listen(f"{kind.scheme}://{address}:0", accepted, far or options("b", 2))
+    listener = await listens.listen(f"{kind.scheme}://{address}:0", accepted, far or options("b", 2))
     near_events = Recorder()
     try:
         near_link = await dialler.connect(listener.address, near_events, near or options("a", 1))

@@ -323,7 +323,7 @@ async def test_a_queue_pair_that_failed_at_the_other_end_ends_the_link() -> None
 
 @pytest.mark.parametrize(
     ("kind", "says"),
-    [(AsyncKind.PORT_DOWN, "news PORT_DOWN"), (AsyncKind.PAIR_FAILED, "PAIR_FAILED"), (AsyncKind.OTHER, "")],
+    [(AsyncKind.QUEUE_FAILED, "QUEUE_FAILED"), (AsyncKind.PAIR_FAILED, "PAIR_FAILED"), (AsyncKind.OTHER, "")],
 )
 async def test_events_of_the_device(kind: AsyncKind, says: str) -> None:
     async with rig() as link:
@@ -346,6 +346,13 @@ async def test_a_device_that_is_removed_ends_the_link_and_a_port_that_goes_down_
         link.fabric.port_down("fake0")
         await link.until_closed()
         assert "RDMA by fake0: the port went down" in link.reason(link.near_events)
+
+
+async def test_another_port_of_the_device_that_goes_down_ends_no_link() -> None:
+    async with rig() as link:
+        link.fabric.port_down("fake0", 2)
+        await turns()
+        await _still_works(link)
 
 
 async def test_a_device_that_is_removed_without_a_word_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:

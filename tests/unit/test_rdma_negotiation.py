@@ -15,6 +15,8 @@ from allreduced.core.errors import AgentUnavailable, ConfigError, ProtocolError
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.transports.base import Link, LinkEvents, LinkOptions
 from allreduced.transports.rdma import negotiation
+from allreduced.transports.rdma.dead_ends import PERIOD, DeadEnds
+from allreduced.transports.rdma.devices import gid_of
 from allreduced.transports.rdma.negotiation import PairEnd, Side
 from allreduced.transports.rdma.options import RdmaOptions
 from allreduced.transports.rdma.transport import AutoTransport, RdmaTransport
@@ -152,6 +154,37 @@ async def test_auto_takes_tcp_where_a_limit_of_the_device_is_reached() -> None:
     async with rig(fabric, auto=True) as link:
         assert "cannot make a queue pair" in link.near.fallback_reason
         await _works(link)
+
+
+async def test_a_gid_that_cannot_be_connected_to_is_not_tried_again_soon() -> None:
+    fabric, now = FakeFabric(), [100.0]
+    fabric.unreachable.add(gid_of("127.0.0.1"))
+    listening = AutoTransport(lambda: FakeVerbs(fabric))
+    listening._negotiator._dead_ends = DeadEnds(lambda: now[0])
+    why = "127.0.0.1 cannot be reached from fake0: cannot connect a queue pair: Connection timed out"
+    async with rig(fabric, auto=True, listening=listening) as link:
+        assert link.far.fallback_reason == why
+        assert link.near.fallback_reason == f"the other end declined: {why}"
+        await _works(link)
+    assert fabric.connecting == 1
+    fabric.unreachable.clear()
+    now[0] += PERIOD - 0.1
+    async with rig(fabric, auto=True, listening=listening) as link:
+        assert link.far.fallback_reason == f"{why}; that is not tried again within 10 s"
+        await _works(link)
+    assert fabric.connecting == 1
+    now[0] += 0.1
+    async with rig(fabric, auto=True, listening=listening) as link:
+        assert link.near.data_path.startswith("rdma fake0")
+        await _works(link)
+
+
+def test_so_many_gids_are_remembered_and_no_more() -> None:
+    dead_ends = DeadEnds(lambda: 0.0)
+    for number in range(1025):
+        dead_ends.remember(number.to_bytes(16, "big"), f"why {number}")
+    assert dead_ends.why(bytes(16)) == ""
+    assert [dead_ends.why(number.to_bytes(16, "big")) for number in (1, 1024)] == ["why 1", "why 1024"]
 
 
 async def test_the_lower_mtu_is_used_and_proved() -> None:

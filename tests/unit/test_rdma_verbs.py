@@ -373,6 +373,16 @@ def test_news_of_the_device(fake_pyverbs: verbs.PyverbsVerbs, number: int, kind:
     device.close()
 
 
+@pytest.mark.parametrize(("state", "active"), [(1, False), (2, False), (4, True), (5, True), (9, False)])
+def test_a_port_is_asked_for_its_state(
+    fake_pyverbs: verbs.PyverbsVerbs, state: int, active: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = fake_pyverbs.open("rxe0")
+    monkeypatch.setattr(_PortAttributes, "state", state)
+    assert device.is_active(1) is active
+    device.close()
+
+
 def test_a_path_is_set_as_it_was_agreed(fake_pyverbs: verbs.PyverbsVerbs) -> None:
     local = choose(fake_pyverbs.devices(), RdmaOptions(), "10.77.0.1")
     device = fake_pyverbs.open("rxe0")

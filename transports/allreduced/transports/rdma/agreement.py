@@ -11,6 +11,7 @@ from typing import Final
 from allreduced.core.errors import AgentUnavailable, ConfigError, ProtocolError
 from allreduced.transports.base import LinkOptions
 from allreduced.transports.rdma import negotiation, wire
+from allreduced.transports.rdma.dead_ends import PERIOD, DeadEnds
 from allreduced.transports.rdma.devices import agree, choose, gid_text
 from allreduced.transports.rdma.endpoint import Endpoint
 from allreduced.transports.rdma.interfaces import port_gid
@@ -54,8 +55,9 @@ class _Declined(_Unfit):
 class _Half:
     """This end of a link whose queue pairs are not connected yet."""
 
-    def __init__(self, verbs: Verbs, host: str, options: LinkOptions, flows: int) -> None:
+    def __init__(self, verbs: Verbs, host: str, options: LinkOptions, flows: int, dead_ends: DeadEnds) -> None:
         self.options = options
+        self._dead_ends = dead_ends
         rdma = options.rdma
         try:
             self.local = choose(verbs.devices(), rdma, host, port_gid(host))
@@ -73,6 +75,11 @@ class _Half:
         rdma = self.options.rdma
         try:
             mtu = agree(self.local, rdma, layer=there.link_layer, kind=there.kind, gid=there.gid, mtu=there.mtu)
+        except ConfigError as error:
+            raise _Unfit(error.message) from error
+        if reason := self._dead_ends.why(there.gid):
+            raise _Unfit(f"{reason}; that is not tried again within {PERIOD:g} s")
+        try:
             for pair, mine, theirs in zip(self.endpoint.pairs, self.side.pairs, there.pairs, strict=True):
                 pair.connect(
                     PathTo(
@@ -91,10 +98,10 @@ class _Half:
                         rdma.hop_limit,
                     )
                 )
-        except ConfigError as error:
-            raise _Unfit(error.message) from error
         except VerbsError as error:
-            raise _Unfit(str(error)) from error
+            reason = f"{gid_text(there.gid)} cannot be reached from {self.local.device}: {error}"
+            self._dead_ends.remember(there.gid, reason)
+            raise _Unfit(reason) from error
         return mtu
 
     async def prove(self, there: Side, mtu: int) -> None:
@@ -184,6 +191,7 @@ class RdmaNegotiator:
     def __init__(self, verbs: Callable[[], Verbs], *, required: bool) -> None:
         self._verbs = verbs
         self.required = required
+        self._dead_ends = DeadEnds()
 
     async def answer(self, accepted: Accepted, conversation: Conversation) -> FlowLink | str:
         """Answer a dialler. Return the link, not started, or why the data goes by TCP."""
@@ -272,7 +280,7 @@ class RdmaNegotiator:
             verbs = self._verbs()
         except ConfigError as error:
             raise _Unfit(error.message) from error
-        half = _Half(verbs, host, options, flows)
+        half = _Half(verbs, host, options, flows, self._dead_ends)
         try:
             yield half
         except BaseException:

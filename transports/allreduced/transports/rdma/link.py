@@ -255,6 +255,8 @@ class RdmaLink(FlowLink):
     def _news(self) -> None:
         try:
             news = self._endpoint.device.take_news()
+            if news.kind is AsyncKind.PORT_DOWN and self._endpoint.device.is_active(self._endpoint.local.port):
+                return  # another port of the device, or it came back; pairs that suffered say so themselves
         except VerbsError as error:
             self._verbs_failed(error)
             return

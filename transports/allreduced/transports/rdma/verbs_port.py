@@ -1,6 +1,7 @@
 """What the RDMA transport asks of verbs: plain data, and a small interface that ``verbs`` implements on pyverbs.
 
-Tests put a fake in its place. No call blocks; nothing here knows an event loop. Sizes are bytes, MTUs too.
+Tests put a fake in its place. No call blocks but for ``QueuePair.connect``; nothing here knows an event loop. Sizes are
+bytes, MTUs too.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class AsyncKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AsyncNews:
-    """One asynchronous event; ``text`` names it as the verbs interface does."""
+    """One asynchronous event; ``text`` names it as the verbs interface does. Which port it is about is not told."""
 
     kind: AsyncKind
     text: str
@@ -230,7 +231,12 @@ class QueuePair(Closable, Protocol):
         """Bytes that a send request may carry inline."""
 
     def connect(self, path: PathTo) -> None:
-        """Bring it from reset to ready to send."""
+        """Bring it from reset to ready to send.
+
+        May take a second where it fails: the kernel looks for the hardware address of the remote GID meanwhile.
+
+        :raises VerbsError: the GID cannot be reached, or something of the path cannot be.
+        """
 
     def post_send(self, requests: Sequence[SendRequest]) -> None:
         """Post requests as one chain.
@@ -279,6 +285,12 @@ class Device(Closable, Protocol):
 
     def take_news(self) -> AsyncNews:
         """Take and acknowledge one asynchronous event; only where the descriptor is readable, else it blocks."""
+
+    def is_active(self, port: int) -> bool:
+        """Tell whether a port is up.
+
+        :raises VerbsError: the device does not tell.
+        """
 
     def is_removed(self) -> bool:
         """Tell whether the device is being removed, which not every driver tells by an event. Cheap."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from allreduced.transports.rdma.presence import Presence
 from allreduced.transports.rdma.verbs.binding import Modules, translated
-from allreduced.transports.rdma.verbs.codes import completion, news
+from allreduced.transports.rdma.verbs.codes import STATES, completion, news
 from allreduced.transports.rdma.verbs.handles import Closable, with_descriptor
 from allreduced.transports.rdma.verbs.pair import Pair
 from allreduced.transports.rdma.verbs_port import AsyncNews, Completion, CompletionQueue, Domain, QueuePair, Region
@@ -28,6 +28,12 @@ class OpenDevice(Closable):
             event = self._handle.get_async_event()
             event.ack()
         return news(int(event.event_type))
+
+    def is_active(self, port: int) -> bool:
+        """See ``verbs_port.Device``."""
+        with translated(f"cannot query port {port}"):
+            state: int = self._handle.query_port(port).state
+        return STATES.get(state) == "active"
 
     def is_removed(self) -> bool:
         """See ``verbs_port.Device``."""
