@@ -29,7 +29,7 @@ from tests.support.certificates import TestAuthority, environment
 
 from allreduced.client import AsyncCommunicator
 from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigError
-from allreduced.daemon.credentials import CertificateFiles
+from allreduced.daemon.certificate_files import CertificateFiles
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.transports.base import Credentials, LinkOptions
 from allreduced.transports.tcp import TcpTransport

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from allreduced.daemon.authority import Issued, new_authority, new_certificate
-from allreduced.daemon.credentials import CertificateFiles, FileCredentials
+from allreduced.daemon.certificate_files import CertificateFiles
+from allreduced.daemon.credentials import FileCredentials
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from allreduced.cli.main import main
-from allreduced.daemon.credentials import CertificateFiles, FileCredentials
+from allreduced.daemon.certificate_files import CertificateFiles
+from allreduced.daemon.credentials import FileCredentials
 
 
 def _run(folder: Path, *arguments: str) -> int:

@@ -14,7 +14,8 @@ import pytest
 from tests.support.certificates import TestAuthority
 
 from allreduced.core.errors import AuthenticationError, ConfigError
-from allreduced.daemon.credentials import FileCredentials, files_of
+from allreduced.daemon.certificate_files import files_of
+from allreduced.daemon.credentials import FileCredentials
 from allreduced.daemon.settings import Security, Settings
 
 

@@ -12,7 +12,7 @@ from tests.support.certificates import TestAuthority
 from tests.support.reports import REPORT, agent
 
 from allreduced.cli.doctor import as_json, lines
-from allreduced.daemon.credentials import CertificateFiles
+from allreduced.daemon.certificate_files import CertificateFiles
 from allreduced.daemon.doctor.cluster import Way, judge_cluster, ways
 from allreduced.daemon.doctor.examination import Examination
 from allreduced.daemon.doctor.finding import Finding, Level, note, ok, problem, warning, worst

@@ -119,7 +119,7 @@ def _see_that_it_starts(settings: Settings) -> None:
     :raises ConfigError: an agent would not start with it.
     """
     from allreduced.daemon.access import access_from, socket_group
-    from allreduced.daemon.credentials import files_of
+    from allreduced.daemon.certificate_files import files_of
     from allreduced.daemon.settings import secret_bytes
 
     access_from(settings.access, os.geteuid())

@@ -15,7 +15,8 @@ from allreduced.daemon import logs
 from allreduced.daemon.access import access_from
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.carrier import TCP, carried
-from allreduced.daemon.credentials import FileCredentials, files_of
+from allreduced.daemon.certificate_files import files_of
+from allreduced.daemon.credentials import FileCredentials
 from allreduced.daemon.driver import Driver
 from allreduced.daemon.engine.engine import Engine
 from allreduced.daemon.engine.limits import Limits as EngineLimits

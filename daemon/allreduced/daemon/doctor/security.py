@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from allreduced.core.errors import AllReducedError
-from allreduced.daemon.credentials import WARN_BEFORE, FileCredentials, files_of
+from allreduced.daemon.certificate_files import files_of
+from allreduced.daemon.credentials import WARN_BEFORE, FileCredentials
 from allreduced.daemon.doctor.finding import Finding, note, ok, refused, warning
 from allreduced.daemon.settings import Settings, secret_bytes
 

@@ -30,7 +30,7 @@ from allreduced.transports.rdma.verbs_port import (
 from allreduced.transports.tcp.conversation import Conversation, decline, declined
 from allreduced.transports.tcp.dial import Opened
 from allreduced.transports.tcp.link import FlowLink
-from allreduced.transports.tcp.listener import Accepted
+from allreduced.transports.tcp.negotiator import Accepted
 from allreduced.transports.tcp.stream import Stream
 
 _PROOF_SHARE: Final = 0.25
@@ -183,7 +183,7 @@ async def _next(endpoint: Endpoint) -> list[Completion]:
 
 
 class RdmaNegotiator:
-    """Implements ``tcp.listener.Negotiator``, and the dialler's part.
+    """Implements ``tcp.negotiator.Negotiator``, and the dialler's part.
 
     ``verbs``: those of this machine, or why there are none. ``required``: RDMA or no link.
     """

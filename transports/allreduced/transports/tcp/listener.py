@@ -6,8 +6,7 @@ import asyncio
 import errno
 import logging
 import socket
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from allreduced.core.accept_budget import AcceptBudget
 from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigError, ProtocolError
@@ -18,8 +17,9 @@ from allreduced.transports.base import Handshake, LinkAccepted, LinkOptions, Lis
 from allreduced.transports.tcp import wire
 from allreduced.transports.tcp.address import SCHEME, parse, text
 from allreduced.transports.tcp.authenticate import authenticate
-from allreduced.transports.tcp.conversation import Conversation, decline
+from allreduced.transports.tcp.conversation import Conversation
 from allreduced.transports.tcp.link import FlowLink, TcpLink
+from allreduced.transports.tcp.negotiator import Accepted, Negotiator, TcpOnly
 from allreduced.transports.tcp.secure import secured_or_plain
 from allreduced.transports.tcp.sockets import prepare
 from allreduced.transports.tcp.stream import PlainStream, Stream
@@ -40,46 +40,6 @@ MAX_REFUSED: Final = 256
 
 _PAUSE: Final = 0.5
 """Seconds without accepting after the process ran out of descriptors."""
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A link that is being made here: its control flow is authenticated, its data flows are missing."""
-
-    stream: Stream
-    control: Handshake
-    local_host: str
-    """The numeric address through which the peer reached this agent."""
-    local: str
-    remote: str
-    options: LinkOptions
-
-
-class Negotiator(Protocol):
-    """Makes links whose data goes another way than by TCP."""
-
-    @property
-    def required(self) -> bool:
-        """True where links with data flows over TCP are refused."""
-
-    async def answer(self, accepted: Accepted, conversation: Conversation) -> FlowLink | str:
-        """Answer a dialler that asks for another way. Return the link, not started, or why the data goes by TCP.
-
-        The dialler was told then. The timeout of handshakes bounds it.
-
-        :raises AllReducedError: the link is refused.
-        """
-
-
-class _TcpOnly:
-    """What an agent says that knows no other way, or does not want one."""
-
-    required = False
-
-    async def answer(self, accepted: Accepted, conversation: Conversation) -> FlowLink | str:
-        await conversation.receive()
-        await conversation.send(decline("the other end uses TCP only"))
-        return ""
 
 
 class _Assembly:
@@ -111,7 +71,7 @@ class TcpListener(Listener):
     ) -> None:
         self.address = text(sock.getsockname(), scheme)
         self._scheme = scheme
-        self._negotiator = negotiator or _TcpOnly()
+        self._negotiator = negotiator or TcpOnly()
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._fd = sock.fileno()
@@ -263,7 +223,7 @@ class TcpListener(Listener):
     async def _make(self, accepted: Accepted, assembly: _Assembly) -> FlowLink:
         """Return the link, once its data flows are there or it was agreed how its data goes instead."""
         conversation = Conversation(accepted.stream)
-        reason = "" if isinstance(self._negotiator, _TcpOnly) else "the other end uses TCP only"
+        reason = "" if isinstance(self._negotiator, TcpOnly) else "the other end uses TCP only"
         if await self._asks(conversation, assembly):
             made = await self._negotiator.answer(accepted, conversation)
             if not isinstance(made, str):
