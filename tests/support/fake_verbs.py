@@ -71,6 +71,7 @@ class FakeFabric:
         """Ports that are."""
         self.unreachable: set[bytes] = set()
         """GIDs that no queue pair can be connected to."""
+        self.unreachable_errno = errno.ETIMEDOUT
         self.connecting = 0
         """How often it was tried to connect one."""
         self.held = False
@@ -354,7 +355,8 @@ class FakePair(_Opened):
     def connect(self, path: PathTo) -> None:
         self.fabric.connecting += 1
         if path.remote_gid in self.fabric.unreachable:
-            raise VerbsError("cannot connect a queue pair: Connection timed out", errno.ETIMEDOUT)
+            number = self.fabric.unreachable_errno
+            raise VerbsError(f"cannot connect a queue pair: {os.strerror(number)}", number)
         self.path = path
         self.state = "ready"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import struct
+from dataclasses import replace
 
 import pytest
 from tests.contract.conftest import Recorder, pattern
@@ -16,7 +18,7 @@ from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.transports.base import Link, LinkEvents, LinkOptions
 from allreduced.transports.rdma import negotiation
 from allreduced.transports.rdma.dead_ends import PERIOD, DeadEnds
-from allreduced.transports.rdma.devices import gid_of
+from allreduced.transports.rdma.devices import choose, gid_of
 from allreduced.transports.rdma.negotiation import PairEnd, Side
 from allreduced.transports.rdma.options import RdmaOptions
 from allreduced.transports.rdma.transport import AutoTransport, RdmaTransport
@@ -170,7 +172,7 @@ async def test_a_gid_that_cannot_be_connected_to_is_not_tried_again_soon() -> No
     fabric.unreachable.clear()
     now[0] += PERIOD - 0.1
     async with rig(fabric, auto=True, listening=listening) as link:
-        assert link.far.fallback_reason == f"{why}; that is not tried again within 10 s"
+        assert link.far.fallback_reason == f"{why}; that is not tried again within 5 s"
         await _works(link)
     assert fabric.connecting == 1
     now[0] += 0.1
@@ -181,10 +183,25 @@ async def test_a_gid_that_cannot_be_connected_to_is_not_tried_again_soon() -> No
 
 def test_so_many_gids_are_remembered_and_no_more() -> None:
     dead_ends = DeadEnds(lambda: 0.0)
+    local = choose([device_info("fake0", "127.0.0.1")], RdmaOptions(), "127.0.0.1")
     for number in range(1025):
-        dead_ends.remember(number.to_bytes(16, "big"), f"why {number}")
-    assert dead_ends.why(bytes(16)) == ""
-    assert [dead_ends.why(number.to_bytes(16, "big")) for number in (1, 1024)] == ["why 1", "why 1024"]
+        dead_ends.remember(local, number.to_bytes(16, "big"), f"why {number}")
+    assert dead_ends.why(local, bytes(16)) == ""
+    assert [dead_ends.why(local, number.to_bytes(16, "big")) for number in (1, 1024)] == ["why 1", "why 1024"]
+    assert dead_ends.why(replace(local, device="fake1"), (1).to_bytes(16, "big")) == ""
+
+
+async def test_a_pair_that_cannot_be_connected_for_another_reason_may_be_tried_at_once() -> None:
+    fabric = FakeFabric()
+    fabric.unreachable.add(gid_of("127.0.0.1"))
+    fabric.unreachable_errno = errno.ENOMEM
+    listening = AutoTransport(lambda: FakeVerbs(fabric))
+    async with rig(fabric, auto=True, listening=listening) as link:
+        assert link.far.fallback_reason == "cannot connect a queue pair: Cannot allocate memory"
+    fabric.unreachable.clear()
+    async with rig(fabric, auto=True, listening=listening) as link:
+        assert link.near.data_path.startswith("rdma fake0")
+        await _works(link)
 
 
 async def test_the_lower_mtu_is_used_and_proved() -> None:

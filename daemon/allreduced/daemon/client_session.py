@@ -169,7 +169,7 @@ class ClientSession:
             self._check_room()
             self._groups.join(message, self._pid)
         except AllReducedError as error:
-            self._deny("join", request, error)
+            self._deny(request, error)
 
     def _leave(self, message: local.Leave) -> None:
         self._groups.leave(message)
@@ -188,12 +188,12 @@ class ClientSession:
             )
         except AllReducedError as error:
             self._allocations.discard(request)
-            self._deny("arena", request, error)
+            self._refuse_arena(request, error)
 
     def _allocated(self, request: int, arena: int, error: AllReducedError | None) -> None:
         self._allocations.discard(request)
         if error is not None:
-            self._deny("arena", request, error)
+            self._refuse_arena(request, error)
             return
         arenas = self._context.arenas
         self.connection.send(local.ArenaGranted(request, arena, arenas.nbytes(arena)), arenas.descriptor(arena))
@@ -317,13 +317,21 @@ class ClientSession:
                 hint="wait for some of them first, use shared memory, or raise limits.streams",
             )
 
-    def _deny(self, what: str, request: int, error: AllReducedError) -> None:
-        """Refuse a join or an arena, and tell those who run the agent where a secret or a limit stands in the way."""
+    def _deny(self, request: int, error: AllReducedError) -> None:
+        """Refuse a join, and tell those who run the agent where a secret or a limit stands in the way."""
         if isinstance(error, AuthenticationError | LimitExceeded):
             refused(Plane.CLIENTS, kind_of(error))
             self._context.log.warning(
-                "event=request_refused request=%s uid=%d pid=%d reason=%r",
-                what,
+                "event=join_refused uid=%d pid=%d reason=%r", self.connection.uid, self._pid, error.message
+            )
+        self._refuse_request(request, error)
+
+    def _refuse_arena(self, request: int, error: AllReducedError) -> None:
+        """Refuse an arena. The client asks for less then, or its operation fails, which is counted."""
+        if isinstance(error, LimitExceeded):
+            self._context.log.log(
+                logging.INFO,
+                "event=arena_refused uid=%d pid=%d reason=%r",
                 self.connection.uid,
                 self._pid,
                 error.message,
@@ -347,7 +355,7 @@ class ClientSession:
             self._refuse_request(request, error)
             self._operation_over(request, operation)
         elif self._groups.not_admitted(request):
-            self._deny("join", request, error)
+            self._deny(request, error)
 
     def delivered(self, request: int, result: Result) -> None:
         """Send Done, with the result or where it is, and let go of the operation's input."""

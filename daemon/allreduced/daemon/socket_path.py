@@ -15,6 +15,9 @@ from allreduced.core.addresses import parse_socket
 from allreduced.core.errors import ConfigError
 
 _SETTING = "agent.socket"
+_OTHER_PATH = "or choose another path for this agent"
+_LOCK_TRIES = 100
+"""Agents that may start and be ready in between, one after the other, before this one gives up."""
 
 
 class BoundSocket:
@@ -34,14 +37,16 @@ class BoundSocket:
             Path(self.name).chmod(mode)
 
     def close(self) -> None:
-        """Stop listening and remove the file, unless another agent put its own there. Idempotent."""
-        self.sock.close()
+        """Remove the file, unless another agent put its own there, and stop listening. Idempotent."""
         file, self._file = self._file, None
-        if file is None:
-            return
-        with suppress(OSError):  # gone, or its folder is: nothing is left behind, which is all that is wanted
-            if _identity(os.lstat(self.name)) == file:
+        try:
+            # While it listens nobody takes the file for a dead one's and puts another in its place.
+            if file is not None and _identity(os.lstat(self.name)) == file:
                 Path(self.name).unlink()
+        except OSError:
+            pass  # gone, or its folder is: nothing is left behind, which is all that is wanted
+        finally:
+            self.sock.close()
 
 
 def bind_socket(name: str, *, mode: int = 0o600, group: int = -1, backlog: int = 1024) -> BoundSocket:
@@ -62,8 +67,11 @@ def bind_socket(name: str, *, mode: int = 0o600, group: int = -1, backlog: int =
                 raise _bind_error(name, error) from error
             sock.listen(backlog)
             return BoundSocket(sock, name, None)
+        _is_taken_over(name)  # says what is wrong also where this user could not make a lock
         with _start_lock(name):
-            prepare_socket_path(name)
+            if _is_taken_over(name):
+                with suppress(FileNotFoundError):
+                    Path(name).unlink()
             try:
                 sock.bind(address.sockaddr)
                 _give(name, group)
@@ -96,15 +104,15 @@ def _give(name: str, group: int) -> None:
         ) from error
 
 
-def prepare_socket_path(name: str) -> None:
-    """Make sure that a socket can be bound at the path ``name``; remove a socket there that no agent serves any more.
+def _is_taken_over(name: str) -> bool:
+    """Tell whether a socket is at the path ``name`` that no agent serves any more; false where nothing is.
 
     :raises ConfigError: something is there that must not be touched, or a live agent answers there.
     """
     try:
         found = os.lstat(name)
     except FileNotFoundError:
-        return
+        return False
     except OSError as error:
         raise _bind_error(name, error) from error
     if not stat.S_ISSOCK(found.st_mode):
@@ -123,8 +131,7 @@ def prepare_socket_path(name: str) -> None:
             path=_SETTING,
             hint="stop it first, or choose another path for this one",
         )
-    with suppress(FileNotFoundError):
-        Path(name).unlink()
+    return True
 
 
 def _answers(name: str) -> bool:
@@ -141,28 +148,25 @@ def _start_lock(name: str) -> Iterator[None]:
     What is locked is a file of this user beside the socket that nobody else can open, made and taken away here. A lock
     of the folder itself could be held by whoever may read it.
     """
-    path = Path(f"{name}.lock")
+    path = Path(name).with_name(f"{Path(name).name}.lock")
     try:
         path.parent.mkdir(mode=0o755, exist_ok=True)
-        while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-            try:
-                found = os.fstat(descriptor)
-                if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-                    raise ConfigError(
-                        f"{path} is not a file of this agent's user: no socket can be made beside it",
-                        path=_SETTING,
-                        hint="remove it, or choose another path for the socket",
-                    )
-                _lock(descriptor, name)
-                if _is_at(path, _identity(found)):
-                    break
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)  # the agent that held it took it away meanwhile
     except OSError as error:
         raise _bind_error(name, error) from error
+    for _ in range(_LOCK_TRIES):
+        descriptor = _open_lock(path, name)
+        try:
+            _lock(descriptor, path, name)
+            if _is_at(path, _identity(os.fstat(descriptor))):
+                break
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # the agent that held it took it away meanwhile
+    else:
+        raise ConfigError(
+            f"other agents start at {name} all the time", path=_SETTING, hint=f"wait a moment, {_OTHER_PATH}"
+        )
     try:
         yield
     finally:
@@ -171,13 +175,39 @@ def _start_lock(name: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, name: str) -> None:
+def _open_lock(path: Path, name: str) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _lock_error(path, name, error) from error
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+        return descriptor
+    os.close(descriptor)
+    raise ConfigError(
+        f"no socket can be made at {name}: its lock {path} is there already, and is not a file of this agent's user",
+        path=_SETTING,
+        hint=f"remove it, {_OTHER_PATH}",
+    )
+
+
+def _lock(descriptor: int, path: Path, name: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise ConfigError(
-            f"another agent starts at {name} right now", path=_SETTING, hint="choose another path for this one"
+            f"another agent starts at {name} right now", path=_SETTING, hint=f"wait a moment, {_OTHER_PATH}"
         ) from error
+    except OSError as error:
+        raise _lock_error(path, name, error) from error
+
+
+def _lock_error(path: Path, name: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"no socket can be made at {name}: its lock {path} cannot be had: {error.strerror}",
+        path=_SETTING,
+        hint=f"check that this user may write in that folder and that nothing else has the lock's name, {_OTHER_PATH}",
+    )
 
 
 def _is_at(path: Path, identity: tuple[int, int]) -> bool:

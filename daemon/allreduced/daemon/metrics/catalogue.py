@@ -174,8 +174,8 @@ LINK_UNCLAIMED: Final = Described(
 REFUSALS: Final = Described(
     "allreduced_refusals_total",
     Kind.COUNTER,
-    "Connections that were turned away or dropped for what they sent or who they are, and joins and arenas that a job"
-    " secret or a limit stood in the way of, written to the log or not. plane is clients or peers; kind is access,"
+    "Connections that were turned away or dropped for what they sent or who they are, and joins that a job secret"
+    " or a limit stood in the way of, written to the log or not. plane is clients or peers; kind is access,"
     " secret, tls, name, limit, protocol, timeout, hung_up or other.",
     ("plane", "kind"),
 )

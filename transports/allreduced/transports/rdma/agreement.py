@@ -11,7 +11,7 @@ from typing import Final
 from allreduced.core.errors import AgentUnavailable, ConfigError, ProtocolError
 from allreduced.transports.base import LinkOptions
 from allreduced.transports.rdma import negotiation, wire
-from allreduced.transports.rdma.dead_ends import PERIOD, DeadEnds
+from allreduced.transports.rdma.dead_ends import PERIOD, DeadEnds, is_no_way
 from allreduced.transports.rdma.devices import agree, choose, gid_text
 from allreduced.transports.rdma.endpoint import Endpoint
 from allreduced.transports.rdma.interfaces import port_gid
@@ -77,7 +77,7 @@ class _Half:
             mtu = agree(self.local, rdma, layer=there.link_layer, kind=there.kind, gid=there.gid, mtu=there.mtu)
         except ConfigError as error:
             raise _Unfit(error.message) from error
-        if reason := self._dead_ends.why(there.gid):
+        if reason := self._dead_ends.why(self.local, there.gid):
             raise _Unfit(f"{reason}; that is not tried again within {PERIOD:g} s")
         try:
             for pair, mine, theirs in zip(self.endpoint.pairs, self.side.pairs, there.pairs, strict=True):
@@ -99,8 +99,10 @@ class _Half:
                     )
                 )
         except VerbsError as error:
+            if not is_no_way(error):
+                raise _Unfit(str(error)) from error
             reason = f"{gid_text(there.gid)} cannot be reached from {self.local.device}: {error}"
-            self._dead_ends.remember(there.gid, reason)
+            self._dead_ends.remember(self.local, there.gid, reason)
             raise _Unfit(reason) from error
         return mtu
 

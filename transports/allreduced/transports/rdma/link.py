@@ -255,13 +255,19 @@ class RdmaLink(FlowLink):
     def _news(self) -> None:
         try:
             news = self._endpoint.device.take_news()
-            if news.kind is AsyncKind.PORT_DOWN and self._endpoint.device.is_active(self._endpoint.local.port):
-                return  # another port of the device, or it came back; pairs that suffered say so themselves
         except VerbsError as error:
             self._verbs_failed(error)
             return
+        if news.kind is AsyncKind.PORT_DOWN and self._port_is_active():
+            return  # another port of the device, or it came back; pairs that suffered say so themselves
         if news.kind is not AsyncKind.OTHER:
             self.broken(f"RDMA by {self._endpoint.local.device}: {news.text}")
+
+    def _port_is_active(self) -> bool:
+        try:
+            return self._endpoint.device.is_active(self._endpoint.local.port)
+        except VerbsError:
+            return False
 
     def _look(self) -> None:
         """End the link where its device is being removed and its driver waits for that without a word."""
