@@ -132,6 +132,17 @@ def _kills(nursery: Nursery, scheme: str, operations: int, seed: int) -> list[bo
         _goal(
             f"{len(outcome.complaints)} complaints", not outcome.complaints, "none: wrong values, hangs, wrong errors"
         ),
+        _goal(
+            f"held by the living agents after the last kill beyond what they held before the first: "
+            f"{outcome.unreleased or 'nothing'}",
+            not outcome.unreleased,
+            "nothing",
+        ),
+        _goal(
+            f"memory regions per end of a link when the ranks were gone: {outcome.regions}",
+            outcome.regions <= kills.MOST_REGIONS,
+            f"at most {kills.MOST_REGIONS}",
+        ),
         _goal(f"held at the end beyond {before}: {outcome.left or 'nothing'}", not outcome.left, "nothing"),
     ]
 

@@ -25,6 +25,10 @@ death that refused connections prove is known at once all the same."""
 SLACK = 60.0
 """Seconds beyond every bound that the emulation may take."""
 PATIENCE = 120.0
+NOT_REGIONS = tuple(kind for kind in resources.KINDS if kind != "mr")
+"""What each link holds a fixed number of; regions come and go with the calls."""
+MOST_REGIONS = 8
+"""Regions per end of a link when no rank is there: the slots for messages, and the agent's own memory."""
 
 
 @dataclass
@@ -40,6 +44,10 @@ class Outcome:
     """Wrong values, ranks that disagree, errors that name the wrong ones or come too late."""
     left: dict[str, int] = field(default_factory=dict)
     """What the kernel still holds for somebody at the end."""
+    unreleased: dict[str, int] = field(default_factory=dict)
+    """What the living agents held after the last kill, all linked again, beyond what they held before the first one."""
+    regions: int = 0
+    """Memory regions that the agents held for each end of a link when the ranks were gone."""
 
 
 class CountingCluster(Cluster):
@@ -85,6 +93,8 @@ def play_kills(
     began = time.monotonic()
     with CountingCluster(places, network, failure_timeout=TIMEOUT, starter=FromNursery(nursery)) as cluster:
         cluster.form(WORK)
+        cluster.work_for(1)
+        linked = resources.held()
         while cluster.well < operations:
             cluster.work_for(rng.randrange(1, MOST_STEPS + 1))
             played = play(cluster, fault_of(Kind.KILL_AGENT, rng, places, TIMEOUT), WORK, SLACK, rng)
@@ -92,8 +102,14 @@ def play_kills(
             outcome.complaints += played.verdict.complaints
             last = f"{max(played.verdict.spared, default=0.0):.1f} s until the last error"
             say(f"  {time.monotonic() - began:4.0f} s: {cluster.well} calls; {played.fault}, {last}")
+        cluster.work_for(1)
+        outcome.unreleased = resources.wait_until_back(linked, kinds=NOT_REGIONS)
         cluster.finish()
         cluster.count()
+        ends = nodes * (nodes - 1)
+        allowed = {key: before[key] + MOST_REGIONS * ends for key in before}
+        resources.wait_until_back(allowed, kinds=("mr",))
+        outcome.regions = max(resources.surplus(before, resources.held(), kinds=("mr",)).values(), default=0) // ends
         if bad := [status for status in cluster.stop_all() if status]:
             outcome.complaints.append(f"agents or ranks that ended with {bad}")
         outcome.well, outcome.failed = cluster.well, cluster.failed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, TypeAlias
 
 KINDS: Final = ("pd", "cq", "qp", "mr", "ctx")
@@ -32,16 +32,20 @@ def holders() -> str:
     return "".join(_rdma("resource", "show", kind, json_form=False) for kind in ("qp", "mr", "pd"))
 
 
-def surplus(before: Mapping[tuple[str, str], int], after: Mapping[tuple[str, str], int]) -> dict[str, int]:
+def surplus(
+    before: Mapping[tuple[str, str], int], after: Mapping[tuple[str, str], int], kinds: Collection[str] = KINDS
+) -> dict[str, int]:
     """Return what is held in addition to what was held before: ``{"rxe0 qp": 2}``."""
-    more = {key: count - before.get(key, 0) for key, count in after.items()}
+    more = {key: count - before.get(key, 0) for key, count in after.items() if key[1] in kinds}
     return {" ".join(key): count for key, count in more.items() if count > 0}
 
 
-def wait_until_back(before: Mapping[tuple[str, str], int], seconds: float = BACK_SECONDS) -> dict[str, int]:
+def wait_until_back(
+    before: Mapping[tuple[str, str], int], seconds: float = BACK_SECONDS, kinds: Collection[str] = KINDS
+) -> dict[str, int]:
     """Wait until nothing more is held than before; return what still is after ``seconds``."""
     until = time.monotonic() + seconds
-    while (more := surplus(before, held())) and time.monotonic() < until:
+    while (more := surplus(before, held(), kinds)) and time.monotonic() < until:
         time.sleep(0.05)  # the kernel tells nobody
     return more
 

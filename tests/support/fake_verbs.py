@@ -288,12 +288,19 @@ class FakeQueue(_Opened):
         self.descriptor = self._bell.descriptor
         self._entries: deque[_Entry] = deque()
         self._armed = ""
+        self._stalled = False
 
     def push(self, entry: _Entry, *, solicited: bool) -> None:
         self._entries.append(entry)
         assert len(self._entries) <= self._depth, "a completion queue was overrun"
         if self._armed == "any" or (self._armed and (solicited or entry.completion.error)):
             self._armed = ""
+            self._bell.ring()
+
+    def stall(self, *, stalled: bool) -> None:
+        """Show nothing for a while, as to a process that does not run."""
+        self._stalled = stalled
+        if not stalled:
             self._bell.ring()
 
     def arm(self, *, solicited_only: bool = False) -> None:
@@ -304,7 +311,7 @@ class FakeQueue(_Opened):
 
     def poll(self, most: int) -> list[Completion]:
         found: list[Completion] = []
-        while self._entries and len(found) < most:
+        while self._entries and len(found) < most and not self._stalled:
             entry = self._entries.popleft()
             if entry.pair is not None:
                 entry.pair.queued -= entry.frees
@@ -343,8 +350,12 @@ class FakePair(_Opened):
         self.max_inline = max_inline
         self.state = "init"
         self.queued = 0
+        self.refuses = False
+        """Whether its queues take nothing any more."""
+        self.chains: list[list[SendRequest]] = []
+        """What was posted to the send queue, chain by chain."""
         self.path: PathTo | None = None
-        self._sends, self._receives = sends, receives
+        self._sends, self.receives = sends, receives
         self._send_depth, self._receive_depth = send_depth, receive_depth
         self._out: deque[_Sending] = deque()
         self._in: deque[ReceiveRequest] = deque()
@@ -361,6 +372,8 @@ class FakePair(_Opened):
         self.state = "ready"
 
     def post_receive(self, requests: Sequence[ReceiveRequest]) -> None:
+        if self.refuses:
+            raise VerbsError("cannot post a receive request: Cannot allocate memory", errno.ENOMEM)
         for request in requests:
             if len(self._in) >= self._receive_depth:
                 raise VerbsError("cannot post a receive request: Cannot allocate memory", errno.ENOMEM)
@@ -375,6 +388,9 @@ class FakePair(_Opened):
     def post_send(self, requests: Sequence[SendRequest]) -> None:
         if self.state == "init":
             raise VerbsError("cannot post a send request: Invalid argument", errno.EINVAL)
+        if self.refuses:
+            raise VerbsError("cannot post a send request: Cannot allocate memory", errno.ENOMEM)
+        self.chains.append(list(map(replace, requests)))
         for request in requests:
             if self.queued >= self._send_depth:
                 raise VerbsError("cannot post a send request: Cannot allocate memory", errno.ENOMEM)
@@ -462,7 +478,7 @@ class FakePair(_Opened):
                 receive.identifier, CompletionKind.WRITTEN, peer.number, request.length, request.immediate
             )
         peer._in.popleft()
-        peer._receives.push(_Entry(completion), solicited=request.solicited)
+        peer.receives.push(_Entry(completion), solicited=request.solicited)
         return ""
 
     def _copy(self, sending: _Sending, target: int) -> None:
@@ -489,4 +505,4 @@ class FakePair(_Opened):
         while self._in:
             identifier = self._in.popleft().identifier
             flushed = Completion(identifier, CompletionKind.RECEIVED, self.number, error=FLUSHED, flushed=True)
-            self._receives.push(_Entry(flushed), solicited=True)
+            self.receives.push(_Entry(flushed), solicited=True)

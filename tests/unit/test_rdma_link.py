@@ -60,6 +60,77 @@ async def test_many_small_frames_never_overrun_a_queue() -> None:
         assert fabric.most_queued <= SEND_DEPTH
 
 
+async def test_a_peer_that_does_not_run_is_sent_no_more_than_it_has_receive_requests_for() -> None:
+    few = RdmaOptions(depth=8)
+    async with rig(near=options("a", 1, rdma=few), far=options("b", 2, rdma=few)) as link:
+        targets = [bytearray(100) for _ in range(50)]
+        tokens = [link.far.post_receive(k, memoryview(target)) for k, target in enumerate(targets)]
+        pair = link.near_pairs[0]
+        before = sum(map(len, pair.chains))
+        link.far_pairs[0].receives.stall(stalled=True)
+        for k, token in enumerate(tokens):
+            link.near.send(k, token, 0, memoryview(pattern(100, k)))
+        await turns(500)
+        assert 4 <= sum(map(len, pair.chains)) - before < 8  # some are kept back: an announcement goes with a write
+        assert link.near_events.ends == link.far_events.ends == []
+        link.far_pairs[0].receives.stall(stalled=False)
+        await link.far_events.until(lambda: len(link.far_events.pieces) == 50)
+        assert all(target == pattern(100, k) for k, target in enumerate(targets))
+
+
+async def test_messages_are_posted_in_chains_inline_where_they_are_small_and_with_one_completion_a_chain() -> None:
+    count = 200
+    async with rig() as link:
+        pair = link.near_pairs[0]
+        before = len(pair.chains)
+        for k in range(count):
+            size = 10 if k % 2 else 1000
+            link.near.send(k, link.far.post_receive(k, memoryview(bytearray(size))), 0, memoryview(pattern(size, k)))
+        await link.far_events.until(lambda: len(link.far_events.pieces) == count)
+        chains = pair.chains[before:]
+        assert sum(map(len, chains)) == count
+        assert 2 < max(map(len, chains)) <= 16
+        for chain in chains:
+            assert [request.signalled for request in chain] == [False] * (len(chain) - 1) + [True]
+        sent = [request for chain in chains for request in chain]
+        assert all(request.kind is SendKind.SEND for request in sent)
+        assert [request.inline for request in sent] == [request.length <= pair.max_inline for request in sent]
+        assert {request.inline for request in sent} == {True, False}
+
+
+async def test_nothing_but_receives_can_be_written_by_the_peer() -> None:
+    size = 3 * FRAME
+    async with rig() as link:
+        with mmap.mmap(-1, size) as memory:
+            target = bytearray(size)
+            token = link.far.post_receive(1, memoryview(target))
+            link.far.post_receive(2, memoryview(bytearray(FRAME)))
+            link.fabric.held = True
+            link.near.send(1, token, 0, memoryview(memory))
+            link.near.send(2, token, 0, memoryview(pattern(size, 1)))
+            await turns()
+            regions = [list(pair.domain.regions.values()) for pair in (link.near_pairs[0], link.far_pairs[0])]
+            assert [sorted(region.length for region in of if region.remote_write) for of in regions] == [
+                [],
+                [FRAME, size],
+            ]
+            assert size in [region.length for region in regions[0]]
+            link.near.abort(AgentUnavailable("enough"))
+            await link.until_closed()
+
+
+@pytest.mark.parametrize("end", ["near", "far"])
+async def test_a_queue_that_takes_nothing_any_more_ends_the_link(end: str) -> None:
+    async with rig() as link:
+        pair = link.near_pairs[0] if end == "near" else link.far_pairs[0]
+        pair.refuses = True
+        for k in range(3):
+            link.near.send(k, link.far.post_receive(k, memoryview(bytearray(10))), 0, memoryview(pattern(10, k)))
+        await link.until_closed()
+        kind, events = ("send", link.near_events) if end == "near" else ("receive", link.far_events)
+        assert f"cannot post a {kind} request: Cannot allocate memory" in link.reason(events)
+
+
 async def test_a_large_and_many_small_sends_share_a_queue_that_is_full() -> None:
     fabric = FakeFabric()
     few = RdmaOptions(depth=8)
@@ -246,6 +317,32 @@ async def test_a_revoked_token_reaches_nothing_any_more() -> None:
         await _still_works(link)
 
 
+async def test_the_key_of_a_cancelled_receive_opens_nothing_any_more() -> None:
+    target = bytearray(4 * FRAME)
+    async with rig() as link:
+        at_rest = link.fabric.open["region"]
+        link.far.post_receive(1, memoryview(target))
+        (region,) = [region for region in link.far_pairs[0].domain.regions.values() if region.remote_write]
+        link.far.cancel_receive(1)
+        await link.far_events.until(lambda: link.far_events.cancelled == [1])
+        assert link.fabric.open["region"] == at_rest
+        link.forge(b"late", kind=SendKind.WRITE_WITH_IMMEDIATE, key=region.remote_key, address=region.address)
+        await link.until_closed()
+        assert REFUSED in link.reason(link.near_events)
+        assert target == bytearray(4 * FRAME)
+
+
+async def test_memory_is_registered_no_longer_than_it_is_sent_from_or_received_into() -> None:
+    async with rig() as link:
+        at_rest = link.fabric.open["region"]
+        for k in range(20):
+            target = bytearray(2 * FRAME)
+            link.near.send(k, link.far.post_receive(k, memoryview(target)), 0, memoryview(pattern(2 * FRAME, k)))
+            await link.far_events.until_bytes(k, 2 * FRAME)
+            await _until_sent(link, k + 1)
+            assert link.fabric.open["region"] == at_rest
+
+
 async def test_the_token_of_another_link_reaches_nothing() -> None:
     fabric = FakeFabric()
     target = bytearray(4 * FRAME)
@@ -271,6 +368,10 @@ async def test_a_receive_that_is_over_cannot_be_written_again() -> None:
         await link.until_closed()
         assert REFUSED in link.reason(link.near_events)
         assert target == pattern(2 * FRAME, 1)
+
+
+async def _until_sent(link: Rig, count: int) -> None:
+    await link.near_events.until(lambda: len(link.near_events.sent_sends) >= count)
 
 
 async def _still_works(link: Rig) -> None:

@@ -204,6 +204,25 @@ async def test_a_pair_that_cannot_be_connected_for_another_reason_may_be_tried_a
         await _works(link)
 
 
+async def test_what_the_options_say_reaches_the_queue_pairs_of_each_end() -> None:
+    near = RdmaOptions(
+        depth=32, traffic_class=104, service_level=3, hop_limit=9, timeout=11, retry_count=5, rnr_retry=4
+    )
+    async with rig(near=options("a", 1, rdma=near), far=options("b", 2, rdma=RdmaOptions(depth=16))) as link:
+        for pair, wanted in ((link.near_pairs[0], near), (link.far_pairs[0], RdmaOptions(depth=16))):
+            path = pair.path
+            assert path is not None
+            found = (path.traffic_class, path.service_level, path.hop_limit)
+            assert found == (wanted.traffic_class, wanted.service_level, wanted.hop_limit)
+            found = (path.timeout, path.retry_count, path.rnr_retry)
+            assert found == (wanted.timeout, wanted.retry_count, wanted.rnr_retry)
+        near_path, far_path = link.near_pairs[0].path, link.far_pairs[0].path
+        assert near_path is not None
+        assert far_path is not None
+        assert (near_path.remote_pair, far_path.remote_pair) == (link.far_pairs[0].number, link.near_pairs[0].number)
+        assert (near_path.local_psn, near_path.remote_psn) == (far_path.remote_psn, far_path.local_psn)
+
+
 async def test_the_lower_mtu_is_used_and_proved() -> None:
     fabric = FakeFabric(device_info("fake0", "127.0.0.1", mtu=4096), device_info("fake1", "127.0.0.1", mtu=1024))
     probes: list[int] = []
@@ -272,6 +291,9 @@ async def test_mutual_tls_forbids_data_in_plain_text_unless_allowed(monkeypatch:
         await _works(link)
     async with rig(auto=True, near=options("a", 1, rdma=allowed)) as link:
         assert link.near.fallback_reason.startswith("the other end declined: mutual TLS")
+    with pytest.raises(AgentUnavailable, match="mutual TLS protects this link, and data by RDMA is plain text"):
+        async with rig():
+            pass
 
 
 # Transports of other kinds

@@ -395,6 +395,8 @@ def test_a_path_is_set_as_it_was_agreed(fake_pyverbs: verbs.PyverbsVerbs) -> Non
     assert (path.timeout, path.retry_cnt, path.rnr_retry) == (14, 7, 6)
     assert path.ah_attr.named["gr"].named["sgid_index"] == 1
     assert path.ah_attr.named["gr"].named["traffic_class"] == 104
+    assert path.ah_attr.named["gr"].named["hop_limit"] == 64
+    assert (path.ah_attr.named["sl"], path.ah_attr.named["port_num"], path.port_num) == (3, 1, 1)
     assert path.ah_attr.named["gr"].named["dgid"] == "0000:0000:0000:0000:0000:ffff:0a4d:0002"
     queue.close()
     device.close()
@@ -421,6 +423,33 @@ def test_a_pyverbs_that_is_missing_or_strange_is_a_clear_error(monkeypatch: pyte
     with pytest.raises(ConfigError, match=r"pyverbs is installed but cannot be used: neither of pyverbs\.enums"):
         verbs.load()
     verbs.load.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "name", ["device.Context", "pd.PD", "cq.CompChannel", "qp.QPAttr", "wr.SendWR", "addr.GID", "enums.IBV_WR_SEND"]
+)
+def test_a_pyverbs_that_lacks_something_is_refused_as_one_that_is_not_known(
+    fake_pyverbs: verbs.PyverbsVerbs, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verbs.load.cache_clear()
+    module, _, thing = name.partition(".")
+    monkeypatch.delattr(getattr(fake_pyverbs._modules, module), thing)
+    with pytest.raises(ConfigError, match=rf"version that is not known here: {module}\.{thing} is not there") as caught:
+        verbs.load()
+    assert "or set the transport to tcp" in caught.value.hint
+    verbs.load.cache_clear()
+
+
+@pytest.mark.parametrize("error", [AttributeError("no such attribute"), TypeError("an unexpected argument")])
+def test_a_pyverbs_that_works_otherwise_is_a_device_with_a_problem(
+    fake_pyverbs: verbs.PyverbsVerbs, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def otherwise(self: object) -> None:
+        raise error
+
+    monkeypatch.setattr(_Context, "query_device", otherwise)
+    (found,) = fake_pyverbs.devices()
+    assert found.problem == f"RDMA device rxe0: this version of pyverbs is not known here ({error})"
 
 
 def test_nothing_imports_pyverbs_where_rdma_is_not_used() -> None:
