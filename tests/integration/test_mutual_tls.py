@@ -28,7 +28,7 @@ from tests.integration.test_metrics import refusals, scrape
 from tests.support.certificates import TestAuthority, environment
 
 from allreduced.client import AsyncCommunicator
-from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigError
+from allreduced.core.errors import AgentUnavailable, AllReducedError, AuthenticationError, ConfigError
 from allreduced.daemon.certificate_files import CertificateFiles
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.transports.base import Credentials, LinkOptions
@@ -265,6 +265,38 @@ async def test_new_certificates_are_taken_without_a_restart(start_agent: StartAg
         await assert_sums(ranks, 1000)
     assert "event=link_lost" not in first.logged()
     assert [first.stop(), second.stop()] == [0, 0]
+
+
+async def test_a_node_that_is_taken_out_of_the_list_is_shut_out_by_a_reload(
+    start_agent: StartAgent, tmp_path: Path
+) -> None:
+    settings = tmp_path / "agent.toml"
+    authority = TestAuthority.make(tmp_path / "ours")
+    files = authority.issue("a")
+
+    def allow(node: str) -> None:
+        settings.write_text(
+            f'[security]\nmode = "mtls"\nca = "{files.ca}"\ncertificate = "{files.certificate}"\nkey = "{files.key}"\n'
+            f'[peers]\nlisten = "tcp://127.0.0.1:0"\n[[peers.static]]\nnode = "{node}"\naddress = "tcp://127.0.0.1:1"\n'
+        )
+
+    allow("b")
+    agent = start_agent("a", "--config", str(settings))
+    recorder = Recorder()
+    link = await TcpTransport().connect(
+        agent.listen,
+        recorder,
+        LinkOptions(SecretAuthenticator("b", 77, b"", encrypted=True), credentials=authority.credentials("b")),
+    )
+    allow("c")
+    agent.process.send_signal(signal.SIGHUP)
+    await until_logged(agent, "event=setting_changed setting=peers.static")
+    error = await refused(agent.listen, "b", authority.credentials("b"), secret="")
+    assert "'b' is not in the peer's list" in error.message
+    assert recorder.ends == []  # a link that is open lives on
+    link.abort(AgentUnavailable("the test is over"))
+    await recorder.until_closed()
+    assert agent.stop() == 0
 
 
 def _spoil(path: str) -> bytes:

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.integration.agents import NotStarted, StartAgent
+from tests.integration.test_links import until_logged
 
 from allreduced.client import AsyncCommunicator, connect
-from allreduced.core.errors import ConfigError
+from allreduced.core.errors import ConfigError, LimitExceeded
 
 BOUND = 60.0
 """Seconds in which everything must have happened; what is waited for takes milliseconds."""
@@ -114,6 +115,54 @@ async def test_a_reload_finds_a_new_peer(start_agent: StartAgent, manager: Manag
     assert "event=setting_changed setting=agent.log_level old='warning' new='info'" in logged
     assert "event=restart_needed setting=peers.flows in_force='2' new='3'" in logged
     assert " INFO " in logged
+
+
+async def test_limits_of_a_reload_hold_from_then_on(start_agent: StartAgent, manager: Manager, tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text(f"[limits]\npeers = 1\n{LISTEN}")
+    a = start_agent("a", "--config", str(config), NOTIFY_SOCKET=manager.name)
+    b = start_agent("b", "--listen", "tcp://127.0.0.1:0", "--peer", f"a={a.listen}")
+    assert await sums([a.socket, b.socket], "two") == [3.0, 3.0]
+    c = start_agent("c", "--listen", "tcp://127.0.0.1:0", "--peer", f"a={a.listen}")
+    await until_logged(a, "has links to 1 agents, the most that it allows (limits.peers)")
+    manager.until("READY=1")
+
+    def reload(limits: str) -> None:
+        config.write_text(f"[limits]\n{limits}\n{LISTEN}")
+        a.process.send_signal(signal.SIGHUP)
+        manager.until("RELOADING=1")
+        manager.until("READY=1")
+
+    reload("peers = 2")
+    assert await sums([a.socket, b.socket, c.socket], "three") == [6.0, 6.0, 6.0]
+    comm = connect(job="job", rank=0, size=1, local_rank=0, local_size=1, socket=a.socket, deadline=BOUND)
+    big = np.ones(3 << 20, "uint8")
+    with comm:
+        assert comm.all_reduce(big, deadline=BOUND).sum() == big.size
+        reload('clients = 1\narena_bytes_per_user = "1MiB"\noperations = 3')
+        with pytest.raises(LimitExceeded) as caught:
+            connect(job="other", rank=0, size=1, local_rank=0, local_size=1, socket=a.socket, deadline=BOUND)
+        assert caught.value.limit == "limits.clients"
+    reload('arena_bytes_per_user = "1MiB"\noperations = 3')
+    first, second = await asyncio.gather(
+        *(
+            AsyncCommunicator.connect(
+                job="pair", rank=rank, size=2, local_rank=rank, local_size=2, socket=a.socket, deadline=BOUND
+            )
+            for rank in range(2)
+        )
+    )
+    with pytest.raises(LimitExceeded) as caught:
+        await first.all_reduce(big, name="big", deadline=BOUND)
+    assert caught.value.limit == "limits.arena_bytes_per_user"
+    works = [first.all_reduce(np.ones(2), name=f"small {number}", deadline=BOUND) for number in range(4)]
+    with pytest.raises(LimitExceeded) as caught:
+        await works[3]
+    assert caught.value.limit == "limits.operations"
+    theirs = [second.all_reduce(np.ones(2), name=f"small {number}", deadline=BOUND) for number in range(3)]
+    for result in await asyncio.gather(*works[:3], *theirs):
+        assert result.tolist() == [2.0, 2.0]
+    await asyncio.gather(first.close(), second.close())
 
 
 async def test_a_broken_file_changes_nothing_and_the_job_goes_on(

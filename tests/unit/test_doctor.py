@@ -13,6 +13,7 @@ from tests.support.reports import REPORT, agent
 
 from allreduced.cli.doctor import as_json, lines
 from allreduced.daemon.certificate_files import CertificateFiles
+from allreduced.daemon.doctor import network
 from allreduced.daemon.doctor.cluster import Way, judge_cluster, ways
 from allreduced.daemon.doctor.examination import Examination
 from allreduced.daemon.doctor.finding import Finding, Level, note, ok, problem, warning, worst
@@ -29,7 +30,7 @@ from allreduced.daemon.doctor.network import (
 )
 from allreduced.daemon.doctor.security import examine_security, judge_expiry
 from allreduced.daemon.reach import Dialled
-from allreduced.daemon.settings import Agent, Peers, Security, Settings
+from allreduced.daemon.settings import Agent, Peers, Security, Settings, StaticPeer
 from allreduced.protocol.status import AgentReport, PeerReport, ReachReport, UnansweredReport
 
 GIB = 1 << 30
@@ -200,6 +201,34 @@ async def test_a_name_is_looked_up_and_own_addresses_are_not_dialled() -> None:
     unknown = await network_facts(Settings(peers=Peers(dns="no-such-name.invalid:1")))
     assert unknown.name is not None
     assert (unknown.name.places, bool(unknown.name.problem)) == ((), True)
+
+
+@pytest.mark.parametrize(
+    ("peers", "told"),
+    [
+        (Peers(), ""),
+        (Peers(static=(StaticPeer("b", "tcp://192.0.2.7:9"),)), "tcp://{}:4123"),
+        (Peers(listen="tcp://0.0.0.0:77", static=(StaticPeer("b", "tcp://192.0.2.7:9"),)), "tcp://{}:77"),
+        (Peers(listen="tcp://127.0.0.1:77", static=(StaticPeer("b", "tcp://192.0.2.7:9"),)), "tcp://127.0.0.1:77"),
+        (Peers(advertise="tcp://192.0.2.1:5", static=(StaticPeer("b", "tcp://192.0.2.7:9"),)), "tcp://192.0.2.1:5"),
+        (Peers(dns="192.0.2.7:55"), "tcp://{}:55"),
+    ],
+)
+async def test_what_others_are_told_follows_from_the_settings(
+    peers: Peers, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """192.0.2.0/24 is for documentation: nobody is there, and the way to it is that to other networks."""
+
+    async def from_here(host: str) -> str:
+        assert host == "192.0.2.7"
+        return "10.1.2.3"
+
+    async def nobody(*_: object, **__: object) -> Dialled:
+        return Dialled("refused", "", 0.0)
+
+    monkeypatch.setattr(network, "source_address", from_here)
+    monkeypatch.setattr(network, "dial_once", nobody)
+    assert (await network_facts(Settings(peers=peers))).advertised == told.format("10.1.2.3")
 
 
 def test_secrets() -> None:

@@ -359,7 +359,8 @@ async def test_tensors_in_pieces_are_limited() -> None:
 
 def denied(what: str, reason: str) -> str:
     """Return the line about a join or an arena of this process that was refused."""
-    return f"event={what}_refused uid={os.geteuid()} pid={os.getpid()} reason={reason!r}"
+    where = "job=job group=world " if what == "join" else ""
+    return f"event={what}_refused {where}uid={os.geteuid()} pid={os.getpid()} reason={reason!r}"
 
 
 async def test_memory_of_one_user_is_limited_over_its_clients(caplog: pytest.LogCaptureFixture) -> None:

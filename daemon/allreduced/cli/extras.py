@@ -7,6 +7,8 @@ import importlib.util
 EXTRAS = {
     "cryptography": "certs",
     "msgspec": "agent",
+    "h11": "agent",
+    "prometheus_client": "agent",
     "uvloop": "agent",
     "sklearn": "demo",
     "rich": "demo",

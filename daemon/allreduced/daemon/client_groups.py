@@ -109,12 +109,13 @@ class ClientGroups:
             local.Joined(request, group, started.generation, rank, started.size, started.mine, nodes, late)
         )
 
-    def not_admitted(self, request: int) -> bool:
-        """Take note that a join failed; return False if there was none."""
-        if self.joining.pop(request, None) is None:
-            return False
+    def not_admitted(self, request: int) -> GroupKey | None:
+        """Take note that a join failed; return of which group, or None if there was none."""
+        join = self.joining.pop(request, None)
+        if join is None:
+            return None
         self._user.requests -= 1
-        return True
+        return join.key
 
     def ended(self, group: int, error: AllReducedError) -> None:
         """Send GroupEnded if the client is in the group."""

@@ -169,7 +169,7 @@ class ClientSession:
             self._check_room()
             self._groups.join(message, self._pid)
         except AllReducedError as error:
-            self._deny(request, error)
+            self._deny(request, message.job, message.group, error)
 
     def _leave(self, message: local.Leave) -> None:
         self._groups.leave(message)
@@ -317,12 +317,17 @@ class ClientSession:
                 hint="wait for some of them first, use shared memory, or raise limits.streams",
             )
 
-    def _deny(self, request: int, error: AllReducedError) -> None:
+    def _deny(self, request: int, job: str, group: str, error: AllReducedError) -> None:
         """Refuse a join, and tell those who run the agent where a secret or a limit stands in the way."""
         if isinstance(error, AuthenticationError | LimitExceeded):
             refused(Plane.CLIENTS, kind_of(error))
             self._context.log.warning(
-                "event=join_refused uid=%d pid=%d reason=%r", self.connection.uid, self._pid, error.message
+                "event=join_refused job=%s group=%s uid=%d pid=%d reason=%r",
+                job,
+                group,
+                self.connection.uid,
+                self._pid,
+                error.message,
             )
         self._refuse_request(request, error)
 
@@ -354,8 +359,8 @@ class ClientSession:
         if operation is not None:
             self._refuse_request(request, error)
             self._operation_over(request, operation)
-        elif self._groups.not_admitted(request):
-            self._deny(request, error)
+        elif (key := self._groups.not_admitted(request)) is not None:
+            self._deny(request, key.job, key.name, error)
 
     def delivered(self, request: int, result: Result) -> None:
         """Send Done, with the result or where it is, and let go of the operation's input."""

@@ -12,14 +12,14 @@ from dataclasses import replace
 from allreduced.core.addresses import Address, is_wildcard, parse_address
 from allreduced.core.errors import AuthenticationError, ConfigError
 from allreduced.daemon.discovery_port import Changed, Discovery, Found, Listen
-from allreduced.daemon.dns_discovery import Dns
+from allreduced.daemon.dns_discovery import Dns, everywhere_behind, parse_name
 from allreduced.daemon.peer_link import Target
 from allreduced.daemon.reachability import everywhere, known_as_loopback, source_address
 from allreduced.daemon.settings import DEFAULT_PORT, Settings
 
 
 class Static:
-    """The agents are listed. Without a list and an address this agent is alone and does not listen."""
+    """The agents are listed. Without an address to listen at this agent is alone."""
 
     def __init__(self, listen: str, targets: tuple[Target, ...]) -> None:
         self._listen = listen
@@ -27,9 +27,7 @@ class Static:
 
     async def find(self, listen: Listen) -> Found:
         """Listen where the settings say. See Discovery."""
-        if not self._listen and not self._targets:
-            return Found(None, ())
-        return Found(await listen(self._listen or str(Address("tcp", everywhere(), DEFAULT_PORT))), self._targets)
+        return Found(await listen(self._listen) if self._listen else None, self._targets)
 
     async def follow(self, advertised: str, changed: Changed) -> None:
         """Return: a list does not change. See Discovery."""
@@ -99,8 +97,23 @@ def discovery(settings: Settings, join: str) -> Discovery:
     peers = settings.peers
     static = listed(settings)
     if peers.dns:
-        return Dns(peers.dns, listen=peers.listen, static=static, interval=peers.dns_interval)
-    return Static(peers.listen, static)
+        return Dns(peers.dns, listen=listening(settings), static=static, interval=peers.dns_interval)
+    return Static(listening(settings), static)
+
+
+def listening(settings: Settings) -> str:
+    """Return where an agent with these settings listens, where it joins nobody; empty: nowhere, it is alone.
+
+    On all interfaces where they name others and not where to listen, at the port of the name behind which those are.
+
+    :raises ConfigError: the name is malformed.
+    """
+    peers = settings.peers
+    if peers.listen:
+        return peers.listen
+    if peers.dns:
+        return everywhere_behind(parse_name(peers.dns))
+    return str(Address("tcp", everywhere(), DEFAULT_PORT)) if peers.static else ""
 
 
 def listed(settings: Settings) -> tuple[Target, ...]:

@@ -53,6 +53,11 @@ def parse_name(text: str, *, path: str = "peers.dns") -> Address:
     return parse_address(text, path=path)
 
 
+def everywhere_behind(name: Address) -> str:
+    """Return the address of all interfaces at the port of a name, for an agent that is one of those behind it."""
+    return str(Address(name.scheme, everywhere(), name.port or DEFAULT_PORT))
+
+
 def listing(scheme: str, places: Places, own: Sequence[tuple[str, int]], *, limit: int = MAX_PEERS) -> Listing:
     """Return whom to dial when a name leads to ``places``, some of which are this agent's ``own``."""
     addresses = [Address(scheme, host, port) for host, port in places if not is_wildcard(host) and port]
@@ -83,7 +88,7 @@ class Dns:
         here: Here = is_here,
     ) -> None:
         self._name = parse_name(name)
-        self._listen = listen or str(Address(self._name.scheme, everywhere(), self._name.port or DEFAULT_PORT))
+        self._listen = listen or everywhere_behind(self._name)
         self._static = static
         self._interval = interval
         self._lookup = lookup or (addresses_of if self._name.port else places_of)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from allreduced.core.addresses import Address, is_link_local, is_loopback, is_wildcard, parse_address
+from allreduced.daemon.discovery import listening
 from allreduced.daemon.dns_discovery import FIRST_LOOKUP, is_here, parse_name
 from allreduced.daemon.doctor.finding import Finding, note, ok, problem, warning
 from allreduced.daemon.names import NameUnknown, addresses_of, places_of
@@ -177,7 +178,7 @@ def _advertised(facts: NetworkFacts) -> Iterator[Finding]:
     remote = [peer for peer in facts.peers if not peer.local]
     if not facts.advertised:
         if remote:
-            yield note(subject, "this agent tells others no address; it can only dial, and not be dialled")
+            yield note(subject, "what this agent tells others is not known: no name of another one leads anywhere here")
         return
     address = parse_address(facts.advertised, any_port=True)
     if is_wildcard(address.host):
@@ -255,12 +256,13 @@ async def _told(settings: Settings, peers: Sequence[PeerFacts]) -> str:
     """Return the address that the agent would tell others; empty where that is not known."""
     if settings.peers.advertise:
         return str(parse_address(settings.peers.advertise, path="peers.advertise"))
-    if not settings.peers.listen:
+    listens = listening(settings)
+    if not listens:
         return ""
-    listening = parse_address(settings.peers.listen, path="peers.listen", any_port=True)
-    if not is_wildcard(listening.host):
-        return str(listening)
+    where = parse_address(listens, path="peers.listen", any_port=True)
+    if not is_wildcard(where.host):
+        return str(where)
     remote = next((peer for peer in peers if not peer.local and peer.addresses), None)
     if remote is None:
         return ""
-    return str(Address(listening.scheme, await source_address(remote.addresses[0]), listening.port))
+    return str(Address(where.scheme, await source_address(remote.addresses[0]), where.port))

@@ -23,8 +23,8 @@ class ClientJoining:
     local_rank: int
     pid: int
     deadline_at: float
-    proof: bytes = b""
-    """Of the client's job secret, see ``protocol.job_secret``."""
+    proof: bytes = field(default=b"", repr=False)
+    """Of the client's job secret, see ``protocol.job_secret``; kept out of logs."""
 
 
 @dataclass(frozen=True, slots=True)
