@@ -14,7 +14,7 @@ SATURATED ?= 600
 JAX ?= jax==0.10.2
 
 .PHONY: help demo test soak fuzz check test-native test-frameworks test-rdma test-docker test-systemd test-packaging
-.PHONY: bench bench-quick bench-rdma bench-security docs format wheel clean
+.PHONY: bench bench-floods bench-metrics bench-quick bench-rdma bench-security docs format wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -102,6 +102,12 @@ bench-quick: bench-ready ## the same with fewer calls, within 2 minutes
 
 bench-security: $(VENV)/.installed build/limits/exchange build/limits/tls_exchange ## what mutual TLS costs (needs libssl-dev)
 	$(PY) -m benchmarks.security
+
+bench-floods: $(VENV)/.installed ## what 1,000 silent and 1,000 garbage connections at each door cost a job
+	$(PY) -m benchmarks.floods
+
+bench-metrics: $(VENV)/.installed ## what metrics cost at 1 MiB
+	$(PY) -m benchmarks.metrics_cost
 
 bench-rdma: $(VENV)/.installed ## speed of RDMA beside ib_write_bw and a bare ring, and many kills, in the guest: 15 minutes
 	$(PY) -m tests.rdma.guest --require prepare

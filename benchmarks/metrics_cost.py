@@ -31,7 +31,8 @@ RANKS = 2
 GOAL = 0.98
 
 
-def main() -> None:
+def main() -> int:
+    """Measure and print; return 1 where the goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nbytes", type=int, default=1 << 20)
     parser.add_argument("--calls", type=int, default=100, help="per round")
@@ -64,6 +65,7 @@ def main() -> None:
     print(f"metrics off  {speeds['off']:6.3f} GB/s")
     print(f"metrics on   {speeds['on']:6.3f} GB/s   {len(scrapes)} scrapes of {max(scrapes, default=0)} bytes")
     print(f"ratio        {ratio:6.3f}        goal: {GOAL} at least: {'reached' if ratio >= GOAL else 'missed'}")
+    return 0 if ratio >= GOAL else 1
 
 
 @contextlib.contextmanager
@@ -149,4 +151,4 @@ def scraping(port: int, period: float) -> Iterator[list[int]]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -28,6 +28,10 @@ LARGE = 1 << 16
 """Bytes of the longest inputs; every hundredth is that long at most, all others are short."""
 
 MEMORY_MB = 768
+"""Memory that the process may take, with coverage on or off."""
+
+LOOK_EVERY = 1000
+"""Inputs between two looks at that."""
 
 
 class Watch:
@@ -58,6 +62,8 @@ class Watch:
         self.count += 1
         if self.count == self.inputs:
             sys.stderr.write(f"{self.report()}\n")
+        if self.count % LOOK_EVERY == 0 and (resident := _resident_mib()) > MEMORY_MB:
+            raise MemoryError(f"{resident} MiB are resident after {self.count} inputs, {MEMORY_MB} are allowed")
         if self.count % 50_000 == 0 and time.monotonic() - self._said > self._every:
             self._said = time.monotonic()
             sys.stderr.write(f"{self.report()}\n")
@@ -75,11 +81,15 @@ class Watch:
         """Return what came of it so far, in one line."""
         seconds = time.monotonic() - self._began
         took, data = self.slowest
-        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
         return (
             f"{self.count} inputs in {seconds:.0f} s, slowest {took * 1e3:.2f} ms of processor time "
-            f"({len(data)} bytes), at most {resident} MiB resident"
+            f"({len(data)} bytes), at most {_resident_mib()} MiB resident"
         )
+
+
+def _resident_mib() -> int:
+    """Return the most memory that was ever resident."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 def main() -> int:

@@ -29,6 +29,29 @@ def test_an_agent_that_is_killed_is_told_of_and_replaced(nursery: Nursery) -> No
         assert cluster.stop_all() == []
 
 
+def test_four_agents_of_two_ranks_go_on_after_a_kill_and_a_cut(nursery: Nursery) -> None:
+    with RdmaCluster([rank // 2 for rank in range(8)], nursery, breakable=True) as cluster:
+        cluster.form(WORK)
+        cluster.struck(Fault(Kind.KILL_AGENT, 3))
+        cluster.work_for(1)
+        lost, before = [len(cluster.lost_links(node)) for node in range(4)], device.queue_pairs()
+        assert len(before) == 4 * 3 * 2  # each agent has two flows to each other one
+        cluster.break_queue_pairs(1)
+        cluster.wait(
+            lambda: all(len(cluster.lost_links(node)) > lost[node] for node in range(4)),
+            TIMEOUT + PATIENCE,
+            "the links of node 1 end",
+        )
+        cluster.wait(
+            lambda: list(cluster.links().values()) == ["rdma"] * 12, TIMEOUT + PATIENCE, "new links, all by RDMA"
+        )
+        cluster.work_for(2)
+        after = device.queue_pairs()
+        assert (len(after), len(after & before)) == (4 * 3 * 2, 3 * 2 * 2)  # those among the other three
+        cluster.finish()
+        assert cluster.stop_all() == []
+
+
 def test_a_rank_that_is_killed_leaves_no_memory_registered(nursery: Nursery) -> None:
     with RdmaCluster((0, 0, 1, 1), nursery) as cluster:
         cluster.form(WORK)

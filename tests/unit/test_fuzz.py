@@ -14,6 +14,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fuzz import __main__ as fuzz
 from tests.fuzz.__main__ import Watch, mutate
 from tests.fuzz.corpus import corpus
 from tests.fuzz.parsers import CODES, READERS, parse
@@ -136,3 +137,12 @@ def test_the_watch_finds_what_it_looks_for() -> None:
     with pytest.raises(KeyError):
         Watch(1, broken)(b"ab")
     assert peer.MAX_FRAME < local.MAX_MESSAGE
+
+
+def test_a_process_that_grows_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz, "_resident_mib", lambda: fuzz.MEMORY_MB + 1)
+    watch = Watch(10_000, lambda data: None)
+    for _ in range(fuzz.LOOK_EVERY - 1):
+        watch(b"ab")
+    with pytest.raises(MemoryError, match="769 MiB are resident after 1000 inputs, 768 are allowed"):
+        watch(b"ab")
