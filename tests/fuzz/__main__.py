@@ -28,7 +28,10 @@ LARGE = 1 << 16
 """Bytes of the longest inputs; every hundredth is that long at most, all others are short."""
 
 MEMORY_MB = 768
-"""Memory that the process may take, with coverage on or off."""
+"""Memory that the process may take with coverage on."""
+
+GROWTH_MB = 256
+"""Memory that the process may take in addition while it parses."""
 
 LOOK_EVERY = 1000
 """Inputs between two looks at that."""
@@ -43,6 +46,7 @@ class Watch:
         self.slowest = (0.0, b"")
         self._parse = parse
         self._began = self._said = time.monotonic()
+        self._resident = _resident_mib()
         self._every = every
 
     def __call__(self, data: bytes) -> None:
@@ -62,8 +66,8 @@ class Watch:
         self.count += 1
         if self.count == self.inputs:
             sys.stderr.write(f"{self.report()}\n")
-        if self.count % LOOK_EVERY == 0 and (resident := _resident_mib()) > MEMORY_MB:
-            raise MemoryError(f"{resident} MiB are resident after {self.count} inputs, {MEMORY_MB} are allowed")
+        if self.count % LOOK_EVERY == 0 and (grown := _resident_mib() - self._resident) > GROWTH_MB:
+            raise MemoryError(f"the process grew by {grown} MiB in {self.count} inputs, {GROWTH_MB} are allowed")
         if self.count % 50_000 == 0 and time.monotonic() - self._said > self._every:
             self._said = time.monotonic()
             sys.stderr.write(f"{self.report()}\n")
