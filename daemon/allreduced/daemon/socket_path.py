@@ -67,9 +67,9 @@ def bind_socket(name: str, *, mode: int = 0o600, group: int = -1, backlog: int =
                 raise _bind_error(name, error) from error
             sock.listen(backlog)
             return BoundSocket(sock, name, None)
-        _is_taken_over(name)  # says what is wrong also where this user could not make a lock
+        _is_dead_socket(name)  # says what is wrong also where this user could not make a lock
         with _start_lock(name):
-            if _is_taken_over(name):
+            if _is_dead_socket(name):
                 with suppress(FileNotFoundError):
                     Path(name).unlink()
             try:
@@ -104,7 +104,7 @@ def _give(name: str, group: int) -> None:
         ) from error
 
 
-def _is_taken_over(name: str) -> bool:
+def _is_dead_socket(name: str) -> bool:
     """Tell whether a socket is at the path ``name`` that no agent serves any more; false where nothing is.
 
     :raises ConfigError: something is there that must not be touched, or a live agent answers there.
