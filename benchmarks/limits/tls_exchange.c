@@ -1,6 +1,6 @@
 // tls_exchange BYTES ITERATIONS CERTIFICATE KEY: two processes send each other BYTES over loopback TCP at the same time, in
 // TLS 1.3 with OpenSSL's default cipher suite, and each adds what it gets to what it has. Variants: OpenSSL reads and
-// writes the socket itself, or memory that is received and sent in pieces.
+// writes the socket itself, or buffers of this program that are received and sent in pieces of many records.
 #include "common.h"
 
 #include <arpa/inet.h>
@@ -17,16 +17,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PIECE = 256 << 10, RECORD = 16 << 10 };
+enum { PIECE = 256 << 10, RECORD = 16 << 10, OVERHEAD = 256 };
 
 // One end of a connection. `piece`: bytes that are received and sent at once, 0 where OpenSSL has the socket.
 typedef struct {
     int sock;
     size_t piece;
     SSL *tls;
-    BIO *incoming, *outgoing;
     char *received, *unsent;
-    size_t unsent_from, unsent_to;
+    size_t received_from, received_to, unsent_from, unsent_to, unsent_room;
 } End;
 
 static void fail_tls(const char *what) {
@@ -35,24 +34,76 @@ static void fail_tls(const char *what) {
     exit(1);
 }
 
-static End begin(int sock, size_t piece, bool listening, const char *certificate, const char *key) {
+// Give OpenSSL encrypted bytes that came; receive a piece where there are none.
+static int read_received(BIO *bio, char *into, size_t bytes, size_t *done) {
+    End *end = BIO_get_data(bio);
+    BIO_clear_retry_flags(bio);
+    if (end->received_from == end->received_to) {
+        const ssize_t came = recv(end->sock, end->received, end->piece, MSG_DONTWAIT);
+        if (came == 0) exit(1);
+        if (came < 0 && errno != EAGAIN) fail("recv");
+        if (came < 0) {
+            BIO_set_retry_read(bio);
+            return 0;
+        }
+        end->received_from = 0;
+        end->received_to = (size_t)came;
+    }
+    const size_t there = end->received_to - end->received_from;
+    *done = bytes < there ? bytes : there;
+    memcpy(into, end->received + end->received_from, *done);
+    end->received_from += *done;
+    return 1;
+}
+
+// Keep encrypted bytes until they are sent together.
+static int write_unsent(BIO *bio, const char *from, size_t bytes, size_t *done) {
+    End *end = BIO_get_data(bio);
+    BIO_clear_retry_flags(bio);
+    if (end->unsent_room - end->unsent_to < bytes) {
+        BIO_set_retry_write(bio);
+        return 0;
+    }
+    memcpy(end->unsent + end->unsent_to, from, bytes);
+    end->unsent_to += bytes;
+    *done = bytes;
+    return 1;
+}
+
+static long control(BIO *bio, int command, long number, void *pointer) {
+    (void)bio, (void)number, (void)pointer;
+    return command == BIO_CTRL_FLUSH;
+}
+
+static BIO *buffers_of(End *end) {
+    BIO_METHOD *method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "pieces");
+    BIO_meth_set_read_ex(method, read_received);
+    BIO_meth_set_write_ex(method, write_unsent);
+    BIO_meth_set_ctrl(method, control);
+    BIO *bio = BIO_new(method);
+    BIO_set_data(bio, end);
+    BIO_set_init(bio, 1);
+    return bio;
+}
+
+static void begin(End *end, int sock, size_t piece, bool listening, const char *certificate, const char *key) {
     SSL_CTX *context = SSL_CTX_new(listening ? TLS_server_method() : TLS_client_method());
     SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION);
-    SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    // A write that returned after each record would be followed by a poll each.
+    SSL_CTX_set_mode(context, SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | (piece ? 0 : SSL_MODE_ENABLE_PARTIAL_WRITE));
     if (SSL_CTX_use_certificate_chain_file(context, certificate) != 1) fail_tls(certificate);
     if (SSL_CTX_use_PrivateKey_file(context, key, SSL_FILETYPE_PEM) != 1) fail_tls(key);
-    End end = {.sock = sock, .piece = piece, .tls = SSL_new(context)};
-    SSL_set_fd(end.tls, sock);
-    if ((listening ? SSL_accept(end.tls) : SSL_connect(end.tls)) != 1) fail_tls("handshake");
+    *end = (End){.sock = sock, .piece = piece, .tls = SSL_new(context)};
+    SSL_set_fd(end->tls, sock);
+    if ((listening ? SSL_accept(end->tls) : SSL_connect(end->tls)) != 1) fail_tls("handshake");
     fcntl(sock, F_SETFL, O_NONBLOCK);
     if (piece) {
-        end.incoming = BIO_new(BIO_s_mem());
-        end.outgoing = BIO_new(BIO_s_mem());
-        end.received = malloc(piece);
-        end.unsent = malloc(4 * piece);
-        SSL_set_bio(end.tls, end.incoming, end.outgoing);
+        end->received = malloc(piece);
+        end->unsent_room = piece + (piece / RECORD + 1) * OVERHEAD;
+        end->unsent = malloc(end->unsent_room);
+        BIO *bio = buffers_of(end);
+        SSL_set_bio(end->tls, bio, bio);
     }
-    return end;
 }
 
 static void finish(End *end) {
@@ -65,25 +116,22 @@ static void finish(End *end) {
 
 // Give the kernel what is encrypted; tell whether it took all.
 static bool flush(End *end) {
-    for (;;) {
-        if (end->unsent_from == end->unsent_to) {
-            const int taken = BIO_read(end->outgoing, end->unsent, (int)(4 * end->piece));
-            if (taken <= 0) return true;
-            end->unsent_from = 0;
-            end->unsent_to = (size_t)taken;
-        }
+    while (end->unsent_from < end->unsent_to) {
         const ssize_t put = send(end->sock, end->unsent + end->unsent_from, end->unsent_to - end->unsent_from, MSG_NOSIGNAL);
         if (put < 0 && errno == EAGAIN) return false;
         if (put < 0) fail("send");
         end->unsent_from += (size_t)put;
     }
+    end->unsent_from = end->unsent_to = 0;
+    return true;
 }
 
 // Send up to so many bytes and return how many were taken, 0 where the kernel has no room.
 static size_t put(End *end, const char *from, size_t bytes) {
+    const size_t most = end->piece ? end->piece : PIECE;
     size_t taken = 0;
     if (end->piece && !flush(end)) return 0;
-    if (SSL_write_ex(end->tls, from, bytes < PIECE ? bytes : PIECE, &taken) != 1) {
+    if (SSL_write_ex(end->tls, from, bytes < most ? bytes : most, &taken) != 1) {
         if (SSL_get_error(end->tls, 0) != SSL_ERROR_WANT_WRITE) fail_tls("write");
         return 0;
     }
@@ -96,37 +144,25 @@ static size_t get(End *end, char *into, size_t room) {
     size_t all = 0;
     while (all < room) {
         size_t got = 0;
-        if (SSL_read_ex(end->tls, into + all, room - all, &got) == 1) {
-            all += got;
-            continue;
+        if (SSL_read_ex(end->tls, into + all, room - all, &got) != 1) {
+            if (SSL_get_error(end->tls, 0) != SSL_ERROR_WANT_READ) fail_tls("read");
+            break;
         }
-        if (SSL_get_error(end->tls, 0) != SSL_ERROR_WANT_READ) fail_tls("read");
-        if (!end->piece) break;
-        const ssize_t came = recv(end->sock, end->received, end->piece, 0);
-        if (came < 0 && errno == EAGAIN) break;
-        if (came < 0) fail("recv");
-        if (came == 0) exit(1);
-        BIO_write(end->incoming, end->received, (int)came);
+        all += got;
     }
     return all;
 }
 
-static bool pending(const End *end) {
-    return SSL_pending(end->tls) > 0 || (end->piece && BIO_pending(end->incoming) > 0);
-}
-
 static void exchange(End *end, const char *out, float *own, char *chunk, size_t bytes) {
     size_t sent = 0, received = 0, filled = 0;
-    bool more = false;
     while (sent < bytes || received < bytes || end->unsent_from < end->unsent_to) {
-        const bool sends = sent < bytes || end->unsent_from < end->unsent_to;
-        struct pollfd ready = {end->sock, (short)((sends ? POLLOUT : 0) | (received < bytes ? POLLIN : 0)), 0};
-        if (poll(&ready, 1, more ? 0 : -1) < 0) fail("poll");
-        if ((more || ready.revents & (POLLIN | POLLHUP | POLLERR)) && received < bytes) {
+        size_t moved = 0;
+        if (received < bytes) {
             const size_t left = bytes - received;
             const size_t got = get(end, chunk + filled, left < PIECE - filled ? left : PIECE - filled);
             filled += got;
             received += got;
+            moved += got;
             if (filled == PIECE || received == bytes) {
                 const float *source = (const float *)chunk;
                 float *target = own + (received - filled) / sizeof *own;
@@ -134,13 +170,17 @@ static void exchange(End *end, const char *out, float *own, char *chunk, size_t 
                 filled = 0;
             }
         }
-        if (ready.revents & POLLOUT) {
-            if (sent < bytes)
-                sent += put(end, out + sent, bytes - sent);
-            else
-                flush(end);
+        if (sent < bytes) {
+            const size_t taken = put(end, out + sent, bytes - sent);
+            sent += taken;
+            moved += taken;
+        } else {
+            flush(end);
         }
-        more = received < bytes && pending(end);
+        if (moved) continue;  // a poll costs as much as many a record
+        const bool sends = sent < bytes || end->unsent_from < end->unsent_to;
+        struct pollfd ready = {end->sock, (short)((sends ? POLLOUT : 0) | (received < bytes ? POLLIN : 0)), 0};
+        if ((sends || received < bytes) && poll(&ready, 1, -1) < 0) fail("poll");
     }
 }
 
@@ -188,7 +228,8 @@ static int connected(size_t bytes, int iterations, size_t piece, const char *cer
     if (!child && connect(sock, (struct sockaddr *)&address, length)) fail("connect");
     const int one = 1;
     setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    End end = begin(sock, piece, child != 0, certificate, key);
+    End end;
+    begin(&end, sock, piece, child != 0, certificate, key);
     run(&end, bytes, iterations, child != 0);
     finish(&end);
     if (!child) _exit(0);

@@ -267,6 +267,25 @@ async def test_new_certificates_are_taken_without_a_restart(start_agent: StartAg
     assert [first.stop(), second.stop()] == [0, 0]
 
 
+async def test_new_certificates_are_found_without_a_signal(start_agent: StartAgent, tmp_path: Path) -> None:
+    """The agent looks every 10 s. First come files that do not belong together, as while they are being copied."""
+    authority = TestAuthority.make(tmp_path / "ours")
+    agent = start_agent("a", "--listen", "tcp://127.0.0.1:0", **environment(authority.issue("a")))
+    first = (authority.folder / "a.pem").read_bytes()
+    other = TestAuthority.make(tmp_path / "next")
+    other.issue("a")
+    (authority.folder / "a.pem").write_bytes((other.folder / "a.pem").read_bytes())
+    async with asyncio.timeout(BOUND):
+        await until_logged(agent, "event=certificate_not_taken in_force=old")
+        assert await serial_of(agent.listen, authority) == good_serial(first)
+        shutil.copy(other.folder / "a.key", authority.folder / "a.key")
+        (authority.folder / "ca.pem").write_bytes(authority.issued.certificate + other.issued.certificate)
+        await until_logged(agent, "event=certificate_changed")
+        found = await serial_of(agent.listen, authority)
+        assert found == good_serial((other.folder / "a.pem").read_bytes()) != good_serial(first)
+    assert agent.stop() == 0
+
+
 async def test_a_node_that_is_taken_out_of_the_list_is_shut_out_by_a_reload(
     start_agent: StartAgent, tmp_path: Path
 ) -> None:

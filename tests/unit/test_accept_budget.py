@@ -1,4 +1,4 @@
-"""Bad connections are accepted at a bounded rate, good ones at once."""
+"""Connections of strangers are accepted at a bounded rate, good ones at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from allreduced.core.accept_budget import AcceptBudget
 
 def test_good_connections_never_wait() -> None:
     budget = AcceptBudget(rate=10.0, burst=5.0)
-    assert [budget.wait(at / 1000) for at in range(1000)] == [0.0] * 1000
+    for at in range(1000):
+        assert budget.wait(at / 1000) == 0.0
+        budget.take(at / 1000)
+        budget.give_back()
 
 
 def test_bad_connections_come_at_the_rate_after_a_burst() -> None:
@@ -18,15 +21,29 @@ def test_bad_connections_come_at_the_rate_after_a_burst() -> None:
         if wait:
             now += wait + 1e-9
         else:
-            budget.bad(now)
+            budget.take(now)
             accepted += 1
     assert 100 <= accepted <= 106
 
 
-def test_many_that_turn_out_bad_late_are_waited_for() -> None:
+def test_many_good_ones_at_once_wait_until_the_first_are_known() -> None:
+    budget = AcceptBudget(rate=10.0, burst=5.0)
+    budget.wait(50.0)
+    for _ in range(5):
+        assert budget.wait(50.0) == 0.0
+        budget.take(50.0)
+    assert budget.wait(50.0) > 0.0
+    for _ in range(5):
+        budget.give_back()
+        assert budget.wait(50.0) == 0.0
+        budget.take(50.0)
+        assert budget.wait(50.0) > 0.0
+
+
+def test_many_that_are_accepted_at_once_are_waited_for() -> None:
     budget = AcceptBudget(rate=10.0, burst=5.0)
     for _ in range(25):
-        budget.bad(0.0)
+        budget.take(0.0)
     assert 2.0 < budget.wait(0.0) < 2.2
     assert budget.wait(2.2) == 0.0
 
@@ -35,5 +52,7 @@ def test_what_is_not_used_is_saved_up_to_the_burst_only() -> None:
     budget = AcceptBudget(rate=10.0, burst=5.0)
     budget.wait(1e6)
     for _ in range(5):
-        budget.bad(1e6)
+        budget.give_back()  # of connections that were accepted long ago
+    for _ in range(5):
+        budget.take(1e6)
     assert budget.wait(1e6) > 0.0

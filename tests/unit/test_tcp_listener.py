@@ -61,14 +61,15 @@ async def test_strangers_are_dropped_without_an_answer(stray: bytes, caplog: pyt
 async def test_who_is_refused_again_and_again_is_told_of_once_and_costs_each_time(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad: list[float] = []
-    monkeypatch.setattr("allreduced.transports.tcp.listener.AcceptBudget.bad", lambda self, now: bad.append(now))
+    taken: list[float] = []
+    monkeypatch.setattr("allreduced.transports.tcp.listener.AcceptBudget.take", lambda self, now: taken.append(now))
+    monkeypatch.setattr("allreduced.transports.tcp.listener.AcceptBudget.give_back", lambda self: taken.pop())
     stranger = LinkOptions(SecretAuthenticator("a", 1, b"another"), handshake_timeout=20.0)
     async with listening() as (listener, _):
         for times in range(1, 4):
             with pytest.raises(AuthenticationError):
                 await TcpTransport().connect(listener.address, Recorder(), stranger)
-            await turns_until(lambda times=times: len(bad) == times)  # type: ignore[misc]
+            await turns_until(lambda times=times: len(taken) == times)  # type: ignore[misc]
     assert len(_drops(caplog)) == 1
 
 
@@ -202,6 +203,7 @@ async def test_every_address_of_a_host_name_is_tried() -> None:
     ("address", "says"),
     [
         ("tcp://192.0.2.1:0", "does not have that address"),
+        ("tcp://[fe80::1%nosuch0]:0", "this machine has no interface 'nosuch0'"),
         ("tcp://127.0.0.1", "malformed"),
         ("tcp://127.0.0.1:", "malformed"),
         ("tcp://:4123", "malformed"),

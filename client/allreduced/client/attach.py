@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from allreduced.client.arguments import check_deadline, check_number, check_text
 from allreduced.client.conversation import Conversation
-from allreduced.client.endpoint import Receiver, open_socket, transmit
+from allreduced.client.endpoint import QueueFull, Receiver, reach, transmit
 from allreduced.client.environment import AgentSettings, Launch, read_agent, read_job_secret, read_launch
 from allreduced.client.private_agent import START_SECONDS, Lock, check_installed, private_agent, start
 from allreduced.client.waiting import Procedure, Wait
@@ -134,7 +134,9 @@ def attach(options: Options) -> Procedure[Attached]:
     for place in settings.places:
         try:
             address = parse_socket(place)
-            connection = open_socket(address, path=place)
+            connection = yield from reach(address, path=place, until=until)
+        except QueueFull:
+            raise  # an agent is there
         except (AgentUnavailable, ConfigError) as error:
             logger.debug("event=agent_not_there place=%s reason=%s", place, error.message)
             tried.append(error.message)
@@ -171,7 +173,7 @@ def _attach_named(
     while True:
         try:
             if connection is None:
-                connection = open_socket(address, path=source)
+                connection = yield from reach(address, path=source, until=until)
             return (yield from _join(connection, options, until, ready=lambda: _agents_known.add(address.text)))
         except AgentUnavailable as error:
             connection = None
@@ -202,7 +204,7 @@ def _attach_private(options: Options, until: float) -> Procedure[Attached]:
     last: AgentUnavailable | None = None
     try:
         while last is None or (starts <= _STARTS and handshakes <= _HANDSHAKES and time.monotonic() < until):
-            connection = _try_open(private.socket)
+            connection = yield from _try_reach(private.socket, until)
             if connection is not None:
                 try:
                     return (yield from _join(connection, options, until, ready=lock.release))
@@ -213,7 +215,7 @@ def _attach_private(options: Options, until: float) -> Procedure[Attached]:
             elif lock.held or lock.acquire():
                 check_installed()
                 # Someone may have started it between the two steps; only the holder of the lock can tell.
-                connection = _try_open(private.socket)
+                connection = yield from _try_reach(private.socket, until)
                 if connection is not None:
                     connection.close()
                     continue
@@ -237,9 +239,11 @@ def _attach_private(options: Options, until: float) -> Procedure[Attached]:
         lock.release()
 
 
-def _try_open(address: SocketAddress) -> socket.socket | None:
+def _try_reach(address: SocketAddress, until: float) -> Procedure[socket.socket | None]:
     try:
-        return open_socket(address, path="socket")
+        return (yield from reach(address, path="socket", until=until))
+    except QueueFull:
+        raise  # an agent is there, and another one is no help
     except AgentUnavailable:
         return None
 

@@ -8,15 +8,23 @@ import os
 import socket
 import stat
 import struct
+import time
 from pathlib import Path
 
 from allreduced.client.conversation import MAX_DESCRIPTORS, Conversation
 from allreduced.client.environment import SYSTEM_SOCKET
+from allreduced.client.waiting import Procedure, Wait
 from allreduced.core.addresses import SocketAddress
 from allreduced.core.errors import AgentUnavailable, ConfigError, ProtocolError
 
 RECEIVE = 256 << 10
 """Bytes taken from the socket at a time."""
+
+ACCEPT_SECONDS = 30.0
+"""How long an agent may leave a connection in its queue; one that takes longer hangs, or is flooded."""
+
+_QUEUE_PAUSE = 0.005
+"""Seconds between two tries to get into a full queue. The system tells nobody when there is room."""
 
 # As plain numbers: flags of an enumeration cost microseconds to combine.
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC) | int(socket.MSG_DONTWAIT)
@@ -26,6 +34,28 @@ _TRUNCATED = int(socket.MSG_CTRUNC)
 _DESCRIPTOR_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
+class QueueFull(AgentUnavailable):
+    """An agent listens there, but as many connections as may wait for it do so already."""
+
+
+def reach(address: SocketAddress, *, path: str, until: float, trusting: bool = False) -> Procedure[socket.socket]:
+    """Return a connection as :func:`open_socket` does; wait while the agent's queue is full.
+
+    Not past ``until``, on the clock of ``time.monotonic``, and ``ACCEPT_SECONDS`` at most. Errors as there.
+
+    :raises QueueFull: it was full all the time.
+    """
+    until = min(until, time.monotonic() + ACCEPT_SECONDS)
+    while True:
+        try:
+            return open_socket(address, path=path, trusting=trusting)
+        except QueueFull:
+            now = time.monotonic()
+            if now >= until:
+                raise
+        yield Wait(-1, write=False, until=min(until, now + _QUEUE_PAUSE))
+
+
 def open_socket(address: SocketAddress, *, path: str, trusting: bool = False) -> socket.socket:
     """Return a non-blocking connection to the agent at ``address``; ``path`` says where the address comes from.
 
@@ -33,6 +63,7 @@ def open_socket(address: SocketAddress, *, path: str, trusting: bool = False) ->
     gets this process's tensors. ``trusting``: it may be anybody's, for it is told nothing.
 
     :raises AgentUnavailable: nobody answers there.
+    :raises QueueFull: an agent does, but too many wait for it.
     :raises ConfigError: what is there is no socket, or somebody else's.
     """
     trusted = {0, os.geteuid()}
@@ -75,12 +106,16 @@ def _check_file(address: SocketAddress, trusted: set[int], path: str, *, trustin
 
 
 def _unreachable(address: SocketAddress, error: OSError) -> AgentUnavailable:
+    if error.errno == errno.EAGAIN:
+        return QueueFull(
+            f"the agent at {address} takes no connection: its queue is full",
+            hint="it hangs, is stopped, or somebody floods it with connections; see its log",
+        )
     reason = {
         errno.ENOENT: "there is no such file",
         errno.ENOTDIR: "there is no such file",
         errno.ECONNREFUSED: "nobody listens there" + ("" if address.abstract else ", the file is left over"),
         errno.EACCES: "this user may not use it",
-        errno.EAGAIN: "its agent does not accept connections",
     }.get(error.errno or 0, error.strerror or str(error))
     return AgentUnavailable(
         f"no agent answers at {address}: {reason}",

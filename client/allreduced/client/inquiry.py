@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from allreduced.client.endpoint import RECEIVE, open_socket
-from allreduced.client.waiting import poll
+from allreduced.client.endpoint import RECEIVE, reach
+from allreduced.client.waiting import drive, poll
 from allreduced.core.addresses import SocketAddress
 from allreduced.core.errors import AgentUnavailable, ProtocolError, from_wire
 from allreduced.protocol.framing import MessageReader
@@ -55,7 +55,7 @@ def ask_status(address: SocketAddress, *, path: str, others: bool, timeout: floa
     :raises ProtocolError: the agent is of a version that has no status, or what is there is no agent.
     """
     until = time.monotonic() + timeout
-    with open_socket(address, path=path, trusting=True) as connection:
+    with drive(reach(address, path=path, until=until, trusting=True)) as connection:
         messages = _messages(connection, address, until)
         # Without shared memory: no descriptors are expected.
         _send(connection, Hello(LOWEST_VERSION, HIGHEST_VERSION, os.getpid(), False))

@@ -1,20 +1,21 @@
-"""How many connections that come to nothing a listening socket puts up with per second."""
+"""How many connections of strangers a listening socket accepts per second."""
 
 from __future__ import annotations
 
-RATE = 100.0
-"""Bad connections per second that are paid for; each costs an agent 0.1 to 0.2 ms of its loop."""
+RATE = 50.0
+"""Connections per second that are accepted though nothing comes of them; each costs an agent 0.2 ms of its loop."""
 
-BURST = 200.0
-"""Bad connections that may come at once."""
+BURST = 100.0
+"""Connections that may come at once before they have said who they are."""
 
 
 class AcceptBudget:
     """Decides when a listening socket may accept again. Pure: it is told the time, in seconds.
 
-    Connections that turn out well cost nothing. One that sends garbage, says nothing or may not be here costs one unit,
-    and units come back at ``rate`` per second. With none left, connections wait in the kernel's queue, where they cost
-    the process nothing.
+    Each connection costs one unit when it is accepted, which it gives back when it has said who it is. Units come back
+    at ``rate`` per second, too, up to ``burst``. With none left, connections wait in the kernel's queue, where they
+    cost the process nothing. So good connections wait for others only, and those that say nothing, send garbage or may
+    not be here cost no more than ``rate`` per second.
     """
 
     def __init__(self, rate: float = RATE, burst: float = BURST) -> None:
@@ -23,10 +24,14 @@ class AcceptBudget:
         self._left = burst
         self._at = 0.0
 
-    def bad(self, now: float) -> None:
-        """Take note of a connection that came to nothing."""
+    def take(self, now: float) -> None:
+        """Take note of a connection that was accepted, or that went bad after it had been good."""
         self._refill(now)
         self._left -= 1.0
+
+    def give_back(self) -> None:
+        """Take note that one of those that were accepted is good."""
+        self._left = min(self._left + 1.0, self._burst)
 
     def wait(self, now: float) -> float:
         """Return the seconds until the next connection may be accepted, 0 for at once."""

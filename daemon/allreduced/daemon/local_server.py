@@ -193,6 +193,7 @@ class LocalServer:
                 self._pause_accepting(RETRY_ACCEPT)
                 return
             sock.setblocking(False)
+            self._budget.take(self._loop.time())
             self._take(sock)
 
     def _pause_accepting(self, seconds: float) -> None:
@@ -252,7 +253,6 @@ class LocalServer:
 
     def _turn_away(self, sock: socket.socket, error: AllReducedError) -> None:
         refused(Plane.CLIENTS, kind_of(error, Kind.ACCESS))
-        self._budget.bad(self._loop.time())
         self._log.warning("event=client_refused reason=%r", error.message)
         with sock:
             try:
@@ -279,10 +279,13 @@ class LocalServer:
 
     def _clients_changed(self, session: ClientSession) -> None:
         """Take note that a connection began, said hello, or ended."""
-        if session.gone or session.attached:
+        known = session.client not in self._strangers
+        if session.attached and not known:
+            self._budget.give_back()
+        if session.attached or session.gone:
             self._strangers.pop(session.client, None)
-        if session.unwanted:
-            self._budget.bad(self._loop.time())
+        if known and session.unwanted:
+            self._budget.take(self._loop.time())  # a good one that went bad
         # Only at a connection's end is it known whether the client did more than to ask for the status.
         self._served = self._served or (session.gone and session.served)
         if self._lifetime is not None:

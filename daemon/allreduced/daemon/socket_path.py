@@ -16,6 +16,10 @@ from allreduced.core.errors import ConfigError
 
 _SETTING = "agent.socket"
 _OTHER_PATH = "or choose another path for this agent"
+BACKLOG = 256
+"""Connections that wait in the kernel's queue. Clients wait for room where it is full; where strangers fill it, a
+longer one would only be a longer wait."""
+
 _LOCK_TRIES = 100
 """Agents that may start and be ready in between, one after the other, before this one gives up."""
 
@@ -49,7 +53,7 @@ class BoundSocket:
             self.sock.close()
 
 
-def bind_socket(name: str, *, mode: int = 0o600, group: int = -1, backlog: int = 1024) -> BoundSocket:
+def bind_socket(name: str, *, mode: int = 0o600, group: int = -1, backlog: int = BACKLOG) -> BoundSocket:
     """Bind the ``socket`` setting and listen. A missing last folder of the path is made, a dead socket replaced.
 
     ``mode`` and ``group`` (a gid, -1 to leave it) are those of the file. Does not block.

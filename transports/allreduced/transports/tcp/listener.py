@@ -26,7 +26,7 @@ from allreduced.transports.tcp.stream import PlainStream, Stream
 
 _log = logging.getLogger("allreduced.transports.tcp")
 
-_BACKLOG: Final = 256
+_BACKLOG: Final = 128
 """Connections that wait in the kernel's queue."""
 
 _ACCEPTS_PER_WAKE: Final = 32
@@ -118,6 +118,7 @@ class TcpListener(Listener):
                 _log.error("event=accept_failed address=%s error=%r", self.address, error)
                 self._pause(_PAUSE)
                 return
+            self._budget.take(self._loop.time())
             task = self._loop.create_task(self._serve(sock, text(address, self._scheme)))
             self._serving.add(task)
             self._unfinished[task] = None
@@ -142,7 +143,7 @@ class TcpListener(Listener):
 
     async def _serve(self, sock: socket.socket, source: str) -> None:
         """Authenticate one connection and bring its flow to its link. Whatever goes wrong ends this connection only."""
-        kept = False
+        known = kept = False
         stream: Stream = PlainStream(sock)
         try:
             here = sock.getsockname()  # the system forgets it when the peer resets the connection
@@ -151,6 +152,8 @@ class TcpListener(Listener):
                 stream = await secured_or_plain(sock, self._options.credentials)
                 handshake = self._options.authenticator.answer(stream.channel)
                 await authenticate(stream, handshake)
+            known = True
+            self._budget.give_back()
             task = asyncio.current_task()
             if task is not None:
                 self._unfinished.pop(task, None)
@@ -174,6 +177,8 @@ class TcpListener(Listener):
         finally:
             if not kept:
                 stream.close(reset=False)
+            if known and not kept:
+                self._budget.take(self._loop.time())  # a good one that went bad
 
     def _join(self, stream: Stream, handshake: Handshake) -> None:
         assembly = self._assemblies.get(handshake.session)
@@ -265,15 +270,13 @@ class TcpListener(Listener):
         now = self._loop.time()
         self._refused = {key: at for key, at in self._refused.items() if now - at < REFUSED_AGAIN}
         if who in self._refused or len(self._refused) >= MAX_REFUSED:
-            refused(Plane.PEERS, kind)
-            self._budget.bad(now)  # nothing is said, but it costs as much as any other
+            refused(Plane.PEERS, kind)  # but nothing is said
         else:
             self._refused[who] = now
             self._drop(source, kind, reason)
 
     def _drop(self, source: str, kind: Kind, reason: str, level: int = logging.WARNING) -> None:
         refused(Plane.PEERS, kind)
-        self._budget.bad(self._loop.time())
         self._drops.log(level, "event=connection_dropped from=%s reason=%r", source, reason)
 
 
@@ -289,6 +292,7 @@ async def listen(
     ``negotiator`` answers diallers that want another way for their data; without one all goes by TCP.
     """
     host, port = parse(address, scheme)
+    _check_interface(host, address)
     try:
         found = await look_up(host, port)
     except OSError as error:
@@ -305,6 +309,18 @@ async def listen(
     except BaseException:
         sock.close()
         raise
+
+
+def _check_interface(host: str, address: str) -> None:
+    """Name the interface that an address is of and this machine does not have: the system only says that it fails."""
+    _, percent, interface = host.partition("%")
+    if percent and not interface.isdigit():
+        try:
+            socket.if_nametoindex(interface)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen at {address}: this machine has no interface {interface!r}", hint="ip link lists them"
+            ) from error
 
 
 def _bind(sock: socket.socket, target: SockAddr, address: str) -> None:
