@@ -19,7 +19,6 @@ from allreduced.client import (
     Communicator,
     DeadlineExceeded,
     PeerLost,
-    attach,
     connect,
     endpoint,
 )
@@ -55,19 +54,19 @@ def at_attempt(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], o
     real = endpoint.open_socket
     attempts = 0
 
-    def open_socket(address: SocketAddress, *, path: str) -> socket.socket:
+    def open_socket(address: SocketAddress, *, path: str, trusting: bool = False) -> socket.socket:
         nonlocal attempts
         attempts += 1
         if action := actions.pop(attempts, None):
             action()
-        return real(address, path=path)
+        return real(address, path=path, trusting=trusting)
 
     def register(number: int, action: Callable[[], object]) -> None:
         nonlocal attempts
         attempts = 0
         actions[number] = action
 
-    monkeypatch.setattr(attach, "open_socket", open_socket)
+    monkeypatch.setattr(endpoint, "open_socket", open_socket)
     return register
 
 
