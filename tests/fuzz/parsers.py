@@ -15,6 +15,8 @@ from allreduced.protocol import local, peer
 from allreduced.protocol.framing import MessageReader
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.transports.base import MAX_CONTROL, MAX_FRAME, Handshake
+from allreduced.transports.rdma import negotiation
+from allreduced.transports.rdma import wire as rdma_wire
 from allreduced.transports.tcp import wire
 
 Reader = Callable[[bytes], None]
@@ -177,6 +179,55 @@ def _data_flow(data: bytes) -> None:
         return
 
 
+def _rdma_negotiation(data: bytes) -> None:
+    """Take an offer, or an answer to one, of an agent that wants queue pairs."""
+    try:
+        if data[:1] == bytes([negotiation.ANSWER]):
+            answer = negotiation.read_answer(data)
+            _same(answer, negotiation.read_answer(negotiation.answer(answer.side, answer.version)))
+        else:
+            offered = negotiation.read_offer(data)
+            negotiation.common_version(offered)
+            _same(offered.side, negotiation.read_offer(negotiation.offer(offered.side)).side)
+    except ProtocolError:
+        return
+
+
+def _rdma_message(data: bytes) -> None:
+    """Take a message of a queue pair; behind an announcement, an immediate of four bytes."""
+    try:
+        kind, *_ = rdma_wire.read_header(memoryview(data))
+        if kind != rdma_wire.ANNOUNCE:
+            return
+        announced = rdma_wire.read_announcement(memoryview(data[: rdma_wire.ANNOUNCE_SIZE]))
+        _same(announced, rdma_wire.read_announcement(memoryview(announced.pack())))
+        immediate = int.from_bytes(data[rdma_wire.ANNOUNCE_SIZE :][:4], "little")
+        for length in (announced.frame, announced.total % announced.frame, 0):
+            offset = announced.offset_of(immediate, length)
+            if not announced.base <= offset <= offset + length <= announced.base + announced.total:
+                raise ValueError(f"a frame of {length} bytes at {offset}, outside of {announced}")
+    except ProtocolError:
+        return
+
+
+def _rdma_token(data: bytes) -> None:
+    """Take what names a posted receive."""
+    try:
+        token = rdma_wire.read_token(data)
+    except ProtocolError:
+        return
+    _same(token, rdma_wire.read_token(token.pack()))
+
+
+def _rdma_carrier(data: bytes) -> None:
+    """Take what the two ends of a link tell each other beside the data."""
+    try:
+        message = rdma_wire.read_carrier(data)
+    except ProtocolError:
+        return
+    _same(message, rdma_wire.read_carrier(message.pack()))
+
+
 def _same(first: object, second: object) -> None:
     if first != second:
         raise ValueError(f"{first!r} was written and read again as {second!r}")
@@ -194,4 +245,8 @@ READERS: Final[tuple[Reader, ...]] = (
     _dialler,
     _control_flow,
     _data_flow,
+    _rdma_negotiation,
+    _rdma_message,
+    _rdma_token,
+    _rdma_carrier,
 )

@@ -9,6 +9,10 @@ BURST = 100.0
 """Connections that may come at once before they have said who they are."""
 
 
+LONGEST_WAIT = 0.05
+"""Seconds after which it is asked again whether a connection may be accepted: those before it may be known by then."""
+
+
 class AcceptBudget:
     """Decides when a listening socket may accept again. Pure: it is told the time, in seconds.
 
@@ -34,9 +38,9 @@ class AcceptBudget:
         self._left = min(self._left + 1.0, self._burst)
 
     def wait(self, now: float) -> float:
-        """Return the seconds until the next connection may be accepted, 0 for at once."""
+        """Return 0 where a connection may be accepted, else the seconds after which to ask again."""
         self._refill(now)
-        return 0.0 if self._left >= 1.0 else (1.0 - self._left) / self._rate
+        return 0.0 if self._left >= 1.0 else min((1.0 - self._left) / self._rate, LONGEST_WAIT)
 
     def _refill(self, now: float) -> None:
         self._left = min(self._left + (now - self._at) * self._rate, self._burst)
