@@ -101,7 +101,7 @@ class Machine:
 
     def found(self, **options: object) -> list[tuple[str, bool]]:
         settings = parse(None, "", {}, {f"rdma.{key}": value for key, value in options.items()})
-        return [(one.subject, one.serious) for one in examine(settings, 1 << 30)]
+        return [(one.subject, one.serious) for one in examine(settings, 1 << 30).findings]
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from allreduced.daemon.doctor.network import (
     NameFacts,
     NetworkFacts,
     PeerFacts,
+    interface_facts,
     judge_network,
     judge_peer,
     network_facts,
@@ -78,6 +79,11 @@ def test_each_lack_of_a_machine_is_told_with_what_mends_it(
     found = list(judge_machine(facts))
     assert bad(found) == [wanted]
     assert words in next(one.mend for one in found if (one.subject, one.level) == wanted)
+
+
+def test_a_kernel_that_does_not_overcommit_is_a_note() -> None:
+    (found,) = [one for one in judge_machine(replace(GOOD, overcommit="2")) if one.level is Level.NOTE]
+    assert (found.subject, found.mend.startswith("sysctl -w vm.overcommit_memory=0")) == ("memory", True)
 
 
 def test_no_limit_on_descriptors_is_well() -> None:
@@ -151,6 +157,26 @@ def test_a_good_network_has_nothing_to_mend() -> None:
 )
 def test_each_fault_of_the_network_is_told(facts: NetworkFacts, wanted: tuple[str, Level]) -> None:
     assert bad(list(judge_network(facts))) == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("facts", "subject", "mend"),
+    [
+        (replace(NETWORK, ipv6=False), "IPv6", "sysctl "),
+        (replace(NETWORK, interface=None), "address", "ip -br address"),
+        (replace(NETWORK, interface=Interface("", 0, bridge=False)), "address", "ip -br address"),
+        (replace(NETWORK, host_addresses=("127.0.1.1",)), "host name", "in peers.listen"),
+    ],
+)
+def test_what_may_be_right_is_a_note_with_what_else_to_do(facts: NetworkFacts, subject: str, mend: str) -> None:
+    (found,) = [one for one in judge_network(facts) if one.level is Level.NOTE]
+    assert (found.subject, found.mend.startswith(mend)) == (subject, True), found
+    assert bad(list(judge_network(facts))) == []
+
+
+def test_the_kernel_tells_of_interfaces() -> None:
+    assert interface_facts("127.0.0.1") == Interface("lo", int(Path("/sys/class/net/lo/mtu").read_text()), bridge=False)
+    assert interface_facts("192.0.2.1") == Interface("", 0, bridge=False)
 
 
 def test_loopback_is_well_where_all_agents_are_here() -> None:

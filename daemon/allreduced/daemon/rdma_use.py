@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from allreduced.core.errors import ConfigError
 from allreduced.daemon.carrier import TCP, Carriage
 from allreduced.daemon.settings import Settings
 from allreduced.transports.rdma.checks import Finding, Needs, findings
 from allreduced.transports.rdma.host import HostFacts, device_names, host_facts
+from allreduced.transports.rdma.verbs_port import DeviceInfo
 
 logger = logging.getLogger("allreduced.agent")
 
 
 def decide(wanted: str, found: Sequence[Finding]) -> Carriage:
-    """Return what carries data. ``wanted``: the setting ``peers.transport``; ``found``: by :func:`examine`. Pure.
+    """Return what carries data. ``wanted``: the setting ``peers.transport``; ``found``: those of :func:`examine`. Pure.
 
     :raises ConfigError: RDMA is asked for and cannot be used; hint and message say what mends it.
     """
@@ -34,8 +36,16 @@ def decide(wanted: str, found: Sequence[Finding]) -> Carriage:
     )
 
 
-def examine(settings: Settings, arenas: int) -> tuple[Finding, ...]:
-    """Return what is wrong on this machine for RDMA as the settings want it; ``arenas``: bytes of all shared memory.
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What is wrong, and the devices as verbs tell of them; none where verbs could not be asked."""
+
+    findings: tuple[Finding, ...]
+    devices: tuple[DeviceInfo, ...] = ()
+
+
+def examine(settings: Settings, arenas: int) -> Examined:
+    """Look whether this machine has what RDMA as the settings want it needs; ``arenas``: bytes of all shared memory.
 
     Where the kernel has no RDMA device, that costs a look at one directory.
     """
@@ -47,17 +57,18 @@ def examine(settings: Settings, arenas: int) -> tuple[Finding, ...]:
         peers=len(settings.peers.static),
     )
     if not device_names():
-        return findings(HostFacts((), "missing", None), None, needs)
+        return Examined(findings(HostFacts((), "missing", None), None, needs))
     host = host_facts()
     of_host = findings(host, None, needs)
     if any(one.serious for one in of_host):
-        return of_host
+        return Examined(of_host)
     from allreduced.transports.rdma.verbs import load
 
     try:
-        return findings(host, load().devices(), needs)
+        devices = tuple(load().devices())
     except ConfigError as error:  # pyverbs is there, but its libraries cannot be loaded
-        return Finding("binding", True, error.message, error.hint), *of_host
+        return Examined((Finding("binding", True, error.message, error.hint), *of_host))
+    return Examined(findings(host, devices, needs), devices)
 
 
 def choose(settings: Settings, arenas: int) -> Carriage:
@@ -67,7 +78,7 @@ def choose(settings: Settings, arenas: int) -> Carriage:
     """
     if settings.peers.transport == TCP:
         return Carriage(TCP)
-    found = examine(settings, arenas)
+    found = examine(settings, arenas).findings
     carriage = decide(settings.peers.transport, found)
     for one in found:
         if not one.serious:

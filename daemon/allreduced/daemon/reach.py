@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ async def _open(host: str, port: int) -> None:
 
 def failure(error: OSError) -> Dialled:
     """Return what an error of ``connect`` says about the way to an address. Pure."""
-    reason = error.strerror or str(error)
+    reason = os.strerror(error.errno) if error.errno else str(error)  # asyncio puts the address in its place
     if error.errno == errno.ECONNREFUSED or isinstance(error, ConnectionRefusedError):
         return Dialled("refused", reason, 0.0)
     if error.errno in _NO_ANSWER:

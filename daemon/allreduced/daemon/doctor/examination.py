@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from allreduced.core.errors import AllReducedError, ConfigError
 from allreduced.daemon.doctor.cluster import Way, judge_cluster, ways
-from allreduced.daemon.doctor.finding import Finding, note, ok, problem, refused, warning
+from allreduced.daemon.doctor.finding import Finding, ok, problem, refused
 from allreduced.daemon.doctor.local_socket import judge_socket, socket_facts
 from allreduced.daemon.doctor.machine import judge_machine, machine_facts
 from allreduced.daemon.doctor.network import NetworkFacts, judge_network, network_facts
+from allreduced.daemon.doctor.rdma import judge_rdma, rdma_facts
 from allreduced.daemon.doctor.security import examine_security
-from allreduced.daemon.memory_share import default_total
-from allreduced.daemon.rdma_use import examine as examine_rdma
 from allreduced.daemon.settings import Settings
 from allreduced.protocol.status import AgentReport, UnansweredReport
 
@@ -45,7 +44,7 @@ def examine(settings: Settings, socket: str, ask: Callable[[], Told]) -> Examina
     network, of_network = _network(settings)
     found += of_network
     found += examine_security(settings, remote=network is not None and any(not peer.local for peer in network.peers))
-    found += _rdma(settings)
+    found += judge_rdma(rdma_facts(settings))
     told = Told()
     try:
         facts = socket_facts(socket)
@@ -68,20 +67,3 @@ def _network(settings: Settings) -> tuple[NetworkFacts | None, list[Finding]]:
     except AllReducedError as error:
         return None, [refused("address", error)]
     return facts, list(judge_network(facts))
-
-
-def _rdma(settings: Settings) -> Iterator[Finding]:
-    wanted = settings.peers.transport
-    if wanted == "tcp":
-        yield note("RDMA", "peers.transport is tcp: not used")
-        return
-    found = examine_rdma(settings, settings.limits.arena_bytes or default_total())
-    for one in found:
-        if one.subject == "absent" and wanted == "auto":
-            yield note("RDMA", one.message)
-        elif one.serious and wanted == "rdma":
-            yield problem("RDMA", one.message, one.hint)
-        else:
-            yield warning("RDMA", one.message, one.hint)
-    if not found:
-        yield ok("RDMA", "devices, their files, pyverbs and the limits are as they should be")

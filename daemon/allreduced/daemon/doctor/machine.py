@@ -110,7 +110,11 @@ def _memory(facts: MachineFacts) -> Iterator[Finding]:
             "free memory on this machine, or lower limits.arena_bytes so that the refusal names that limit",
         )
     if facts.overcommit == "2":
-        yield note("memory", "the kernel does not overcommit (vm.overcommit_memory = 2): all arenas count as used")
+        yield note(
+            "memory",
+            "the kernel does not overcommit (vm.overcommit_memory = 2): all arenas count as used",
+            "sysctl -w vm.overcommit_memory=0, or leave it where the machine has memory for all arenas",
+        )
 
 
 def _processors(facts: MachineFacts) -> Iterator[Finding]:

@@ -170,7 +170,11 @@ def _names(facts: NetworkFacts) -> Iterator[Finding]:
         )
     else:
         yield ok("host name", f"{facts.host!r} means {', '.join(facts.host_addresses)}")
-    yield ok("IPv6", "available") if facts.ipv6 else note("IPv6", "this machine has none: peers need IPv4 addresses")
+    if facts.ipv6:
+        yield ok("IPv6", "available")
+    else:
+        mend = "sysctl -w net.ipv6.conf.all.disable_ipv6=0, if peers have IPv6 addresses only"
+        yield note("IPv6", "this machine has none: peers need IPv4 addresses", mend)
 
 
 def _advertised(facts: NetworkFacts) -> Iterator[Finding]:
@@ -182,7 +186,11 @@ def _advertised(facts: NetworkFacts) -> Iterator[Finding]:
         return
     address = parse_address(facts.advertised, any_port=True)
     if is_wildcard(address.host):
-        yield problem(subject, f"{address} cannot be dialled", "set peers.advertise to an address of this machine")
+        yield problem(
+            subject,
+            f"{address} cannot be dialled",
+            "set peers.advertise to an address of this machine (ip -br address)",
+        )
     elif remote and facts.advertised_here:
         yield problem(
             subject,
@@ -190,13 +198,18 @@ def _advertised(facts: NetworkFacts) -> Iterator[Finding]:
             "set peers.listen, or peers.advertise, to an address that the other machines can reach",
         )
     elif remote and is_link_local(address.host):
-        yield problem(subject, f"{address} means something on one link only", "set peers.advertise")
+        yield problem(
+            subject,
+            f"{address} means something on one link only",
+            "set peers.advertise to another one (ip -br address)",
+        )
     elif facts.interface is None or not facts.interface.name:
         if not facts.advertised_here:
             yield note(
                 subject,
                 f"others are told to dial {address}, which no interface of this machine has; that is right"
                 " only behind a translation of addresses (NAT)",
+                "ip -br address; else set peers.advertise to an address of this machine",
             )
     elif remote and facts.interface.bridge:
         yield problem(
