@@ -1,10 +1,10 @@
 """What floods of connections cost a job: ``python -m benchmarks.floods``.
 
-Two agents, one rank each, reduce tensors of 1 MiB in a loop. In every other stretch of time another process opens 1,000
-connections that send nothing and 1,000 that send garbage at the clients' socket of one agent, and as many at its port,
-spread over the stretch, and holds what is not dropped. In turns with that it does the same at two doors that nobody
-serves: what that costs, the flood takes of this machine and not of the agent. A ratio is the calls in a flooded stretch
-over the mean of the quiet stretches before and after it.
+Two agents, one rank each, reduce tensors of 1 MiB in a loop. In every other stretch of time another process tries to
+open 1,000 connections that send nothing and 1,000 that send garbage at the clients' socket of one agent, and as many at
+its port, spread over the stretch, and holds what is not dropped. The socket turns those away that find its queue full.
+In turns with that it does the same at two doors that nobody serves: what that costs, the flood takes of this machine
+and not of the agent. A ratio is the calls in a flooded stretch over the mean of the quiet stretches before and after.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from socket import AF_INET, AF_UNIX
 from typing import TypeAlias
 
 from allreduced.client import connect
+from allreduced.daemon.socket_path import BACKLOG as SOCKET_BACKLOG
+from allreduced.transports.tcp.listener import BACKLOG as PORT_BACKLOG
 
 WANTED = 0.9
 SECRET = "benchmark"
@@ -89,14 +91,14 @@ def main() -> int:
             far.close()  # so that the end of that process ends the waits for it
             near.recv()
             flooded = _calls(calls, options.seconds)
-            opened, spent = near.recv()
+            opened, full, spent = near.recv()
             flooder.join()
             time.sleep(1.0)  # what the agent still has of them ends
             before, quiet = quiet, _calls(calls, options.seconds)
             ratios[name].append(flooded / ((before + quiet) / 2))
             sys.stderr.write(
-                f"{name}: quiet {before:.0f}, flooded {flooded:.0f}, quiet {quiet:.0f} calls/s, {opened} connections, "
-                f"{spent / options.seconds:.1%} of a core\n"
+                f"{name}: quiet {before:.0f}, flooded {flooded:.0f}, quiet {quiet:.0f} calls/s, {opened} tried, "
+                f"of which {full} found a full queue, {spent / options.seconds:.1%} of a core\n"
             )
     for name, all_of_it in ratios.items():
         listed = " ".join(f"{ratio:.2f}" for ratio in sorted(all_of_it))
@@ -112,7 +114,7 @@ def _unserved(family: socket.AddressFamily) -> Iterator[Door]:
     """Listen somewhere with a queue as long as an agent's, and accept nobody."""
     with socket.socket(family) as sock:
         sock.bind(("127.0.0.1", 0) if family == AF_INET else f"\0allreduced-nobody-{secrets.token_hex(8)}")
-        sock.listen(128 if family == AF_INET else 256)
+        sock.listen(PORT_BACKLOG if family == AF_INET else SOCKET_BACKLOG)
         name = sock.getsockname()
         yield name if family == AF_INET else name.decode()
 
@@ -130,7 +132,8 @@ def train(name: str, rank: int, calls: Synchronized[int]) -> None:
 def flood(doors: list[Door], connections: int, seconds: float, pipe: Connection) -> None:
     """Open connections, spread over ``seconds``, and hold them.
 
-    ``pipe`` is told when that begins, and at the end how many were opened and what it took of the processor in seconds.
+    ``pipe`` is told when that begins, and at the end how many were tried, how many of them found a full queue, and
+    what it took of the processor in seconds.
     """
     _raise_descriptors()
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # it stands for machines elsewhere
@@ -140,29 +143,30 @@ def flood(doors: list[Door], connections: int, seconds: float, pipe: Connection)
     with selectors.DefaultSelector() as selector:
         pipe.send(None)
         began, spent = time.monotonic(), time.process_time()
-        opened = 0
+        opened = full = 0
         while (now := time.monotonic() - began) < seconds:
             _serve(selector)
             for door, garbage in kinds[opened : int(len(kinds) * now / seconds)]:
-                _open(selector, door, garbage, rng)
+                full += not _open(selector, door, garbage, rng)
                 opened += 1
             time.sleep(PAUSE_SECONDS)
         spent = time.process_time() - spent
         for key in list(selector.get_map().values()):
             _socket_of(key).close()
-    pipe.send((opened, spent))
+    pipe.send((opened, full, spent))
 
 
-def _open(selector: selectors.BaseSelector, door: Door, garbage: bool, rng: random.Random) -> None:
-    """Begin to connect. Where the queue is full, the system tries on at a port; at a socket it comes to nothing."""
+def _open(selector: selectors.BaseSelector, door: Door, garbage: bool, rng: random.Random) -> bool:
+    """Begin to connect. Where the queue is full, the system tries on at a port; at a socket return false."""
     family = socket.AF_UNIX if isinstance(door, str) else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     if sock.connect_ex(door) not in (0, errno.EINPROGRESS):
         sock.close()
-        return
+        return False
     waste = rng.randbytes(rng.randrange(1, 300)) if garbage else b""
     events = selectors.EVENT_READ | (selectors.EVENT_WRITE if garbage else 0)
     selector.register(sock, events, waste)
+    return True
 
 
 def _socket_of(key: selectors.SelectorKey) -> socket.socket:

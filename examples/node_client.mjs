@@ -7,7 +7,9 @@
 //
 // (A path, since Node.js 20 cannot connect to a name such as @a.)
 
+import { once } from "node:events";
 import net from "node:net";
+import { setTimeout as sleep } from "node:timers/promises";
 
 const HELLO = 1, JOIN = 2, SUBMIT = 5, UPLOAD = 6, LEAVE = 8;
 const WELCOME = 65, REFUSED = 66, JOINED = 67, DONE = 71, DOWNLOAD = 72, REQUEST_FAILED = 73;
@@ -67,12 +69,25 @@ function unpack(data) {
   return value();
 }
 
+// A connection. Where the agent's queue is full, the system says EAGAIN: it is tried again, for 30 s.
+async function open(path) {
+  for (const until = Date.now() + 30_000; ; await sleep(20)) {
+    const socket = net.connect(path);
+    try {
+      await once(socket, "connect");
+      return socket;
+    } catch (error) {
+      if (error.code !== "EAGAIN" || Date.now() >= until) throw error;
+    }
+  }
+}
+
 class Client {
   #request = 0;
 
   static async connect(path, job, rank, size) {
     const client = new Client();
-    client.socket = net.connect(path);
+    client.socket = await open(path);
     client.input = client.socket.iterator({ destroyOnReturn: false });
     client.rest = Buffer.alloc(0);
     client.socket.write(message(HELLO, 1, 1, process.pid, false));

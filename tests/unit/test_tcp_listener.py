@@ -130,13 +130,13 @@ async def test_data_flows_that_never_come(caplog: pytest.LogCaptureFixture) -> N
 
 async def test_the_oldest_links_without_data_flows_make_room() -> None:
     async with listening(max_pending_handshakes=2) as (listener, queue):
-        agents = [SecretAuthenticator(f"a{k}", 10 + k, SECRET) for k in range(3)]
+        agents = [SecretAuthenticator(f"a{k}", 10 + k, SECRET) for k in range(9)]
         handshakes = [agent.dial(b"", 0, 1) for agent in agents]
         sockets = [await open_flow(listener.address, handshake) for handshake in handshakes]
         assert await read_to_end(sockets[0]) == b""
-        sockets.append(await open_flow(listener.address, agents[2].dial(handshakes[2].session, 1, 1)))
+        sockets.append(await open_flow(listener.address, agents[8].dial(handshakes[8].session, 1, 1)))
         link, _ = await queue.get()
-        assert link.peer.node == "a2"
+        assert link.peer.node == "a8"
         for sock in sockets:
             sock.close()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from allreduced.client.arguments import check_deadline, check_number, check_text
 from allreduced.client.conversation import Conversation
-from allreduced.client.endpoint import QueueFull, Receiver, reach, transmit
+from allreduced.client.endpoint import ACCEPT_SECONDS, QueueFull, Receiver, reach, transmit
 from allreduced.client.environment import AgentSettings, Launch, read_agent, read_job_secret, read_launch
 from allreduced.client.private_agent import START_SECONDS, Lock, check_installed, private_agent, start
 from allreduced.client.waiting import Procedure, Wait
@@ -132,11 +132,12 @@ def attach(options: Options) -> Procedure[Attached]:
         return (yield from _attach_named(settings.socket, settings.source, options, until))
     tried: list[str] = []
     for place in settings.places:
+        connection = None
         try:
             address = parse_socket(place)
-            connection = yield from reach(address, path=place, until=until)
+            connection = yield from reach(address, path=place, until=0.0)
         except QueueFull:
-            raise  # an agent is there
+            address = parse_socket(place)  # an agent is there, and is waited for
         except (AgentUnavailable, ConfigError) as error:
             logger.debug("event=agent_not_there place=%s reason=%s", place, error.message)
             tried.append(error.message)
@@ -168,16 +169,18 @@ def _attach_named(
     """Join at the agent at ``address``, where ``connection`` may lead already. A known agent may be away for now."""
     options = replace(options, agent=replace(options.agent, socket=address, source=source))
     known = address.text in _agents_known
-    say_at = time.monotonic() + _SILENT_SECONDS
+    begun = time.monotonic()
+    say_at = begun + _SILENT_SECONDS
     pause = _PAUSE
     while True:
         try:
             if connection is None:
-                connection = yield from reach(address, path=source, until=until)
+                connection = yield from reach(address, path=source, until=min(until, say_at))
             return (yield from _join(connection, options, until, ready=lambda: _agents_known.add(address.text)))
         except AgentUnavailable as error:
             connection = None
-            if not known:
+            in_queue = isinstance(error, QueueFull) and time.monotonic() < min(until, begun + ACCEPT_SECONDS)
+            if not known and not in_queue:
                 raise
             if time.monotonic() >= until:
                 seconds = round(options.deadline, 2)

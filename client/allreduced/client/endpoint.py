@@ -23,8 +23,8 @@ RECEIVE = 256 << 10
 ACCEPT_SECONDS = 30.0
 """How long an agent may leave a connection in its queue; one that takes longer hangs, or is flooded."""
 
-_QUEUE_PAUSE = 0.005
-"""Seconds between two tries to get into a full queue. The system tells nobody when there is room."""
+_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
+"""Seconds between two tries to get into a full queue; they grow. The system tells nobody who may not block of room."""
 
 # As plain numbers: flags of an enumeration cost microseconds to combine.
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC) | int(socket.MSG_DONTWAIT)
@@ -46,6 +46,7 @@ def reach(address: SocketAddress, *, path: str, until: float, trusting: bool = F
     :raises QueueFull: it was full all the time.
     """
     until = min(until, time.monotonic() + ACCEPT_SECONDS)
+    pause = _PAUSE
     while True:
         try:
             return open_socket(address, path=path, trusting=trusting)
@@ -53,7 +54,8 @@ def reach(address: SocketAddress, *, path: str, until: float, trusting: bool = F
             now = time.monotonic()
             if now >= until:
                 raise
-        yield Wait(-1, write=False, until=min(until, now + _QUEUE_PAUSE))
+        yield Wait(-1, write=False, until=min(until, now + pause))
+        pause = min(pause * 1.5, _LONGEST_PAUSE)
 
 
 def open_socket(address: SocketAddress, *, path: str, trusting: bool = False) -> socket.socket:

@@ -14,6 +14,7 @@ from allreduced.cli.cluster_merge import put_together
 from allreduced.cli.cluster_text import lines
 from allreduced.cli.cluster_view import ClusterView
 from allreduced.cli.console import say
+from allreduced.client.endpoint import QueueFull
 from allreduced.client.environment import usual_places
 from allreduced.client.inquiry import ClusterStatus, ask_status
 from allreduced.core.addresses import parse_socket
@@ -85,7 +86,10 @@ def _ask(socket: str | None, *, others: bool, timeout: float) -> ClusterStatus:
     tried: list[str] = []
     for place in usual_places(os.environ):
         try:
-            return ask_status(parse_socket(place, path=place), path=place, others=others, timeout=timeout)
+            left = max(until - time.monotonic(), 0.0)
+            return ask_status(parse_socket(place, path=place), path=place, others=others, timeout=left)
+        except QueueFull:
+            raise  # an agent is there
         except (AgentUnavailable, ConfigError) as error:
             tried.append(error.message)
     sockets = _one_of_each(agents_here(), until)
@@ -107,9 +111,9 @@ def _one_of_each(sockets: list[str], until: float) -> list[str]:
     """Return the socket of one agent of each cluster, of those that answer this user: they know each other."""
     chosen: list[str] = []
     known: set[int] = set()
-    for name in sockets:
+    for position, name in enumerate(sockets):
         try:
-            left = max(until - time.monotonic(), 0.0)
+            left = max(until - time.monotonic(), 0.0) / (len(sockets) - position)  # one that hangs costs its share only
             told = ask_status(parse_socket(name), path=name, others=False, timeout=left)
         except AllReducedError:
             continue  # another user's, or it ends just now, or hangs

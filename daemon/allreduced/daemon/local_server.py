@@ -177,12 +177,12 @@ class LocalServer:
             bound.close()
 
     def _accept(self) -> None:
-        pause = self._budget.wait(self._loop.time())
-        if pause and self._bound is not None:
-            self._pause_accepting(pause)
-            return
         for _ in range(ACCEPT_AT_ONCE):
             if self._bound is None:
+                return
+            pause = self._budget.wait(self._loop.time())
+            if pause:
+                self._pause_accepting(pause)
                 return
             try:
                 sock, _ = self._bound.sock.accept()

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from allreduced.core.addresses import parse_socket
 from allreduced.daemon.doctor.finding import Finding, note, ok, problem
 
 SUBJECT = "socket"
+
+_TRIES, _PAUSE = 20, 0.05
+"""How often it is tried to get into a full queue, and seconds between two tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,11 @@ def judge_socket(facts: SocketFacts) -> Iterator[Finding]:
             else "let the user in: access.users in the agent's settings, then systemctl reload allreduced",
         )
     elif facts.answer == errno.EAGAIN:
-        yield problem(SUBJECT, f"the agent at {facts.name} takes no connections", "it hangs: see its log, restart it")
+        yield problem(
+            SUBJECT,
+            f"the agent at {facts.name} takes no connections: its queue is full",
+            "it hangs, is stopped, or somebody floods it: see its log (journalctl -u allreduced)",
+        )
     elif facts.kind == "socket":
         yield note(
             SUBJECT, f"{facts.name} was left behind by an agent that was killed; the next one replaces it", start
@@ -102,4 +110,8 @@ def judge_socket(facts: SocketFacts) -> Iterator[Finding]:
 
 def _connect(address: str) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as probe:
-        return probe.connect_ex(address)
+        for _ in range(_TRIES):
+            if (answer := probe.connect_ex(address)) != errno.EAGAIN:
+                return answer
+            time.sleep(_PAUSE)  # its queue may be full for a moment
+        return errno.EAGAIN

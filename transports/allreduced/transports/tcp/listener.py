@@ -8,7 +8,7 @@ import logging
 import socket
 from typing import Final
 
-from allreduced.core.accept_budget import AcceptBudget
+from allreduced.core.accept_budget import BURST, AcceptBudget
 from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigError, ProtocolError
 from allreduced.core.log_limit import LogLimit
 from allreduced.core.refusals import Kind, Plane, kind_of, refused
@@ -26,11 +26,15 @@ from allreduced.transports.tcp.stream import PlainStream, Stream
 
 _log = logging.getLogger("allreduced.transports.tcp")
 
-_BACKLOG: Final = 128
+BACKLOG: Final = 128
 """Connections that wait in the kernel's queue."""
 
 _ACCEPTS_PER_WAKE: Final = 32
 """Connections that are accepted before everything else has its turn."""
+
+_LINKS_PER_HANDSHAKE: Final = 4
+"""Links without all of their data flows, for each unfinished handshake that there may be. Their agents are known, and
+their data flows wait behind those of others in the kernel's queue."""
 
 REFUSED_AGAIN: Final = 60.0
 """Seconds in which it is said once that a host is refused for a reason."""
@@ -81,11 +85,12 @@ class TcpListener(Listener):
         self._unfinished: dict[asyncio.Task[None], None] = {}
         """Connections that are not authenticated yet, oldest first."""
         self._assemblies: dict[bytes, _Assembly] = {}
-        """Authenticated links without all of their data flows, oldest first. As bounded as unfinished handshakes."""
+        """Authenticated links without all of their data flows, oldest first. Bounded, too."""
         self._drops = LogLimit(_log)
         self._refused: dict[tuple[str, str], float] = {}
         """Hosts whose agents were refused, why, and when that was said."""
-        self._budget = AcceptBudget()
+        # No more strangers at once than may be unfinished: those of a crowd of honest agents must not end each other.
+        self._budget = AcceptBudget(burst=min(BURST, options.max_pending_handshakes))
         self._paused: asyncio.TimerHandle | None = None
         self._open = True
         self._loop.add_reader(self._fd, self._acceptable)
@@ -104,11 +109,11 @@ class TcpListener(Listener):
             await asyncio.wait(self._serving)
 
     def _acceptable(self) -> None:
-        pause = self._budget.wait(self._loop.time())
-        if pause:
-            self._pause(pause)
-            return
         for _ in range(_ACCEPTS_PER_WAKE):
+            pause = self._budget.wait(self._loop.time())
+            if pause:
+                self._pause(pause)
+                return
             try:
                 sock, address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -189,7 +194,7 @@ class TcpListener(Listener):
     async def _assemble(self, accepted: Accepted) -> bool:
         """Wait for the data flows of a link and hand it over. Return true if the link owns the sockets now."""
         control = accepted.control
-        if len(self._assemblies) >= self._options.max_pending_handshakes:
+        if len(self._assemblies) >= _LINKS_PER_HANDSHAKE * self._options.max_pending_handshakes:
             next(iter(self._assemblies.values())).complete.cancel()
         assembly = self._assemblies[control.session] = _Assembly(control)
         link: FlowLink | None = None
@@ -326,7 +331,7 @@ def _check_interface(host: str, address: str) -> None:
 def _bind(sock: socket.socket, target: SockAddr, address: str) -> None:
     try:
         sock.bind(target)
-        sock.listen(_BACKLOG)
+        sock.listen(BACKLOG)
     except OSError as error:
         reason, hint = error.strerror or str(error), ""
         if error.errno == errno.EADDRINUSE:
