@@ -117,6 +117,18 @@ async def test_agents_of_a_crowd_end_nobody_s_handshake(
     assert caplog.records == []
 
 
+async def test_forty_agents_at_once_are_all_let_in(caplog: pytest.LogCaptureFixture) -> None:
+    """Three connections each, where sixteen handshakes may be unfinished."""
+    async with listening(max_pending_handshakes=16) as (listener, queue):
+        made = await asyncio.gather(
+            *(TcpTransport().connect(listener.address, Recorder(), _options(node=f"a{number}")) for number in range(40))
+        )
+        assert {(await queue.get())[0].peer.node for _ in made} == {f"a{number}" for number in range(40)}
+        for link in made:
+            await link.close(20)
+    assert caplog.records == []
+
+
 async def _says_nothing(plane: Plane) -> None:
     assert len(await plane.connect().rest()) == 1  # that it said no hello
 

@@ -89,8 +89,8 @@ class TcpListener(Listener):
         self._drops = LogLimit(_log)
         self._refused: dict[tuple[str, str], float] = {}
         """Hosts whose agents were refused, why, and when that was said."""
-        # No more strangers at once than may be unfinished: those of a crowd of honest agents must not end each other.
-        self._budget = AcceptBudget(burst=min(BURST, options.max_pending_handshakes))
+        # At once half of those that may be unfinished: a crowd of honest agents must not end each other's handshakes.
+        self._budget = AcceptBudget(burst=min(BURST, max(1, options.max_pending_handshakes // 2)))
         self._paused: asyncio.TimerHandle | None = None
         self._open = True
         self._loop.add_reader(self._fd, self._acceptable)
