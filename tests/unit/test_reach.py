@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import socket
@@ -10,9 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from allreduced.cli.main import main
 from allreduced.client import AsyncCommunicator, connect
 from allreduced.client.attach import attach, read_options
 from allreduced.client.endpoint import ACCEPT_SECONDS, QueueFull, reach
@@ -20,6 +23,7 @@ from allreduced.client.inquiry import ask_status
 from allreduced.client.private_agent import private_agent
 from allreduced.client.waiting import Wait, drive
 from allreduced.core.addresses import SocketAddress, parse_socket
+from allreduced.daemon.doctor.local_socket import socket_facts
 
 
 @contextmanager
@@ -115,3 +119,40 @@ def test_no_private_agent_is_started_beside_one_whose_queue_is_full(
     with full_queue(address), pytest.raises(QueueFull, match="its queue is full"):
         drive(attach(options))
     assert started == []
+
+
+def test_who_waits_for_room_is_told_after_a_while(
+    address: SocketAddress, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("allreduced.client.attach._SILENT_SECONDS", 0.02)
+    with full_queue(address), pytest.raises(QueueFull):
+        connect(job="j", rank=0, size=1, socket=address.text, deadline=0.2)
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert record.message.startswith("event=agent_waited_for ")
+    assert "its queue is full" in record.message
+
+
+def test_status_does_not_say_that_no_agent_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = parse_socket(str(tmp_path / "agent.sock"))
+    monkeypatch.delenv("ALLREDUCED_SOCKET", raising=False)
+    monkeypatch.setattr("allreduced.cli.status.usual_places", lambda _: (place.text,))
+    with full_queue(place):
+        assert main(["status", "--timeout", "0.02"]) == 1
+    told = capsys.readouterr().err
+    assert f"the agent at {place} takes no connection: its queue is full" in told
+    assert "no agent runs" not in told
+
+
+def test_the_doctor_looks_more_than_once(address: SocketAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+    with full_queue(address) as listening:
+        monkeypatch.setattr("allreduced.daemon.doctor.local_socket.time.sleep", lambda _: None)
+        assert socket_facts(address.text).answer == errno.EAGAIN
+        accepted: list[socket.socket] = []
+        monkeypatch.setattr(
+            "allreduced.daemon.doctor.local_socket.time.sleep", lambda _: accepted.append(listening.accept()[0])
+        )
+        assert socket_facts(address.text).answer == 0
+        assert len(accepted) == 1
+        accepted[0].close()
