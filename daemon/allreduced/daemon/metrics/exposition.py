@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -75,14 +76,14 @@ class Exposition:
         try:
             await asyncio.sleep(self._not_before - loop.time())
             parts: list[bytes] = []
-            busy, begin = 0.0, loop.time()
+            busy, begin = 0.0, time.perf_counter()  # uvloop's own time comes in milliseconds
             for metric in self.registry.collect():
                 for piece in _pieces(metric):
                     parts.append(piece)
-                    busy += loop.time() - begin
+                    busy += time.perf_counter() - begin
                     await asyncio.sleep(0)
-                    begin = loop.time()
-            self._not_before = begin + REST * busy
+                    begin = time.perf_counter()
+            self._not_before = loop.time() + REST * busy
             return b"".join(parts)
         finally:
             self._waiting = None
