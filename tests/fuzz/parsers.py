@@ -7,7 +7,7 @@ as the same value.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from allreduced.core.errors import AuthenticationError, InternalError, ProtocolError, from_wire
 from allreduced.core.identity import PeerIdentity
@@ -20,6 +20,14 @@ from allreduced.transports.rdma import wire as rdma_wire
 from allreduced.transports.tcp import wire
 
 Reader = Callable[[bytes], None]
+
+
+class Packed(Protocol):
+    """What is written by a method of its own."""
+
+    def pack(self) -> bytes:
+        """Return it as bytes."""
+
 
 _SECRET: Final = b"secret"
 _ERRORS: Final = {"Refused", "RequestFailed", "GroupEnded", "Refuse", "Broken", "Abort"}
@@ -210,22 +218,22 @@ def _rdma_message(data: bytes) -> None:
         return
 
 
-def _rdma_token(data: bytes) -> None:
-    """Take what names a posted receive."""
+def _packed(data: bytes, read: Callable[[bytes], Packed]) -> None:
     try:
-        token = rdma_wire.read_token(data)
+        found = read(data)
     except ProtocolError:
         return
-    _same(token, rdma_wire.read_token(token.pack()))
+    _same(found, read(found.pack()))
+
+
+def _rdma_token(data: bytes) -> None:
+    """Take what names a posted receive."""
+    _packed(data, rdma_wire.read_token)
 
 
 def _rdma_carrier(data: bytes) -> None:
     """Take what the two ends of a link tell each other beside the data."""
-    try:
-        message = rdma_wire.read_carrier(data)
-    except ProtocolError:
-        return
-    _same(message, rdma_wire.read_carrier(message.pack()))
+    _packed(data, rdma_wire.read_carrier)
 
 
 def _same(first: object, second: object) -> None:

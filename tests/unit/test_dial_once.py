@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from contextlib import ExitStack
+from typing import NoReturn
 
 import pytest
 
-from allreduced.daemon.reach import Dialled, dial_once
+from allreduced.daemon.reach import Dialled, dial_once, failure
 
 
 async def test_who_listens_is_reached() -> None:
@@ -39,15 +41,35 @@ async def test_packets_that_are_dropped_are_silence() -> None:
     assert found == Dialled("silent", "nothing came back within 0.2 s", 0.0)
 
 
+@pytest.mark.parametrize("address", ["nonsense", "tcp://127.0.0.1"])
+async def test_what_is_no_address_is_told(address: str) -> None:
+    found = await dial_once(address, 20.0)
+    assert (found.outcome, found.seconds) == ("failed", 0.0)
+    assert address in found.detail
+
+
+async def test_a_name_that_is_not_known_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unknown(host: str, port: int) -> NoReturn:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr("allreduced.daemon.reach.look_up", unknown)
+    found = await dial_once("tcp://no-such-host.invalid:1", 20.0)
+    assert found == Dialled("unknown", "no-such-host.invalid: Name or service not known", 0.0)
+
+
 @pytest.mark.parametrize(
-    ("address", "outcome", "detail"),
+    ("code", "outcome", "words"),
     [
-        ("tcp://no-such-name.invalid:1", "unknown", "no-such-name.invalid: "),
-        ("tcp://127.0.0.1", "failed", "127.0.0.1"),
+        (errno.ECONNREFUSED, "refused", "Connection refused"),
+        (errno.EHOSTUNREACH, "silent", "No route to host"),
+        (errno.ENETUNREACH, "silent", "Network is unreachable"),
+        (errno.ETIMEDOUT, "silent", "Connection timed out"),
+        (errno.EPERM, "failed", "Operation not permitted"),
     ],
 )
-async def test_addresses_that_lead_nowhere(address: str, outcome: str, detail: str) -> None:
-    found = await dial_once(address, 20.0)
-    assert (found.outcome, found.seconds) == (outcome, 0.0)
-    assert detail in found.detail
-    assert found.detail
+def test_what_errors_of_connect_mean(code: int, outcome: str, words: str) -> None:
+    assert failure(OSError(code, "Connect call failed ('10.0.0.1', 4123)")) == Dialled(outcome, words, 0.0)
+
+
+def test_an_error_without_a_number_is_told_in_its_own_words() -> None:
+    assert failure(OSError("why")) == Dialled("failed", "why", 0.0)

@@ -1,158 +1,88 @@
-"""Connecting to an agent whose queue of connections is full: that is waited for, and no other agent is started."""
+"""Dialling other agents when asked, and measuring links."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import secrets
-import socket
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from pathlib import Path
 
-import pytest
+from allreduced.daemon.ports import ReachablePeer
+from allreduced.daemon.reach import LOADS, TRIES, Dialled, ReachService
+from allreduced.protocol.peer import MAX_LOAD, Frame, Load, Loaded
+from allreduced.protocol.status import ReachReport
 
-from allreduced.cli.main import main
-from allreduced.client import AsyncCommunicator, connect
-from allreduced.client.attach import attach, read_options
-from allreduced.client.endpoint import ACCEPT_SECONDS, QueueFull, reach
-from allreduced.client.inquiry import ask_status
-from allreduced.client.private_agent import private_agent
-from allreduced.client.waiting import Wait, drive
-from allreduced.core.addresses import SocketAddress, parse_socket
-from allreduced.daemon.doctor.local_socket import socket_facts
+OLD = "old"
+"""An agent that speaks version 1 of the agents' protocol, which has no loads."""
 
 
-@contextmanager
-def full_queue(address: SocketAddress) -> Iterator[socket.socket]:
-    """Yield a socket that listens there, and whose queue has no room."""
-    with ExitStack() as stack:
-        listening = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        listening.bind(address.sockaddr)
-        listening.listen(1)
-        while True:
-            waiting = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-            if waiting.connect_ex(address.sockaddr):
-                break
-        yield listening
+class Peers:
+    def __init__(self, up: dict[str, str], wanted: tuple[tuple[str, str], ...] = ()) -> None:
+        self.up = up
+        self.others = wanted
+        self.sent: list[tuple[str, Frame]] = []
+        self.service: ReachService | None = None
 
-
-@pytest.fixture
-def address() -> SocketAddress:
-    return parse_socket(f"@allreduced-test-{secrets.token_hex(8)}")
-
-
-def test_it_waits_until_there_is_room(address: SocketAddress) -> None:
-    with full_queue(address) as listening:
-        connecting = reach(address, path="socket", until=time.monotonic() + 20)
-        for _ in range(3):
-            wait = next(connecting)
-            assert (wait.descriptor, wait.write) == (-1, False)
-            assert wait.until <= time.monotonic() + 0.06  # there may be room soon
-        with listening.accept()[0], pytest.raises(StopIteration) as found:
-            next(connecting)
-        with found.value.value as connection:
-            assert connection.getpeername() == address.sockaddr.encode() or connection.getpeername() == address.sockaddr
-            assert connection.gettimeout() == 0.0
-
-
-def test_it_ends_at_its_time_with_what_is_wrong(address: SocketAddress) -> None:
-    with full_queue(address), pytest.raises(QueueFull) as caught:
-        drive(reach(address, path="socket", until=time.monotonic() + 0.02))
-    assert caught.value.message == f"the agent at {address} takes no connection: its queue is full"
-    assert "floods" in caught.value.hint
-
-
-def test_an_agent_that_accepts_nobody_is_waited_for_30_seconds(
-    address: SocketAddress, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with full_queue(address):
-        connecting = reach(address, path="socket", until=time.monotonic() + 300)
-        now = time.monotonic()
-        assert isinstance(next(connecting), Wait)
-        monkeypatch.setattr(time, "monotonic", lambda: now + ACCEPT_SECONDS + 1)
-        with pytest.raises(QueueFull):
-            next(connecting)
-
-
-def test_connect_and_status_say_it(address: SocketAddress) -> None:
-    with full_queue(address):
-        with pytest.raises(QueueFull, match="its queue is full"):
-            connect(job="j", rank=0, size=1, socket=address.text, deadline=0.02)
-        with pytest.raises(QueueFull, match="its queue is full"):
-            asyncio.run(_connect(address))
-        with pytest.raises(QueueFull, match="its queue is full"):
-            ask_status(address, path="socket", others=False, timeout=0.02)
-
-
-async def _connect(address: SocketAddress) -> None:
-    await AsyncCommunicator.connect(job="j", rank=0, size=1, socket=address.text, deadline=0.02)
-
-
-@pytest.mark.parametrize("where", ["private", "service"])
-def test_no_private_agent_is_started_beside_one_whose_queue_is_full(
-    where: str, address: SocketAddress, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[list[str]] = []
-    monkeypatch.setattr("allreduced.client.attach.start", lambda command, until: started.append(command))
-    options = read_options(
-        job=f"j{secrets.token_hex(8)}",
-        group="world",
-        rank=0,
-        size=1,
-        local_rank=0,
-        local_size=1,
-        socket=None,
-        deadline=0.02,
-        default_deadline=None,
-        shared_memory=True,
-        agent="auto",
-    )
-    if where == "private":
-        options = replace(options, agent=replace(options.agent, socket=None, places=()))
-        address = private_agent(options.launch, options.agent, uid=os.geteuid(), host="node").socket
-    else:
-        options = replace(options, agent=replace(options.agent, socket=None, places=(address.text,)))
-    with full_queue(address), pytest.raises(QueueFull, match="its queue is full"):
-        drive(attach(options))
-    assert started == []
-
-
-def test_who_waits_for_room_is_told_after_a_while(
-    address: SocketAddress, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("allreduced.client.attach._SILENT_SECONDS", 0.02)
-    with full_queue(address), pytest.raises(QueueFull):
-        connect(job="j", rank=0, size=1, socket=address.text, deadline=0.2)
-    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert record.message.startswith("event=agent_waited_for ")
-    assert "its queue is full" in record.message
-
-
-def test_status_does_not_say_that_no_agent_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = parse_socket(str(tmp_path / "agent.sock"))
-    monkeypatch.delenv("ALLREDUCED_SOCKET", raising=False)
-    monkeypatch.setattr("allreduced.cli.status.usual_places", lambda _: (place.text,))
-    with full_queue(place):
-        assert main(["status", "--timeout", "0.02"]) == 1
-    told = capsys.readouterr().err
-    assert f"the agent at {place} takes no connection: its queue is full" in told
-    assert "no agent runs" not in told
-
-
-def test_the_doctor_looks_more_than_once(address: SocketAddress, monkeypatch: pytest.MonkeyPatch) -> None:
-    with full_queue(address) as listening:
-        monkeypatch.setattr("allreduced.daemon.doctor.local_socket.time.sleep", lambda _: None)
-        assert socket_facts(address.text).answer == errno.EAGAIN
-        accepted: list[socket.socket] = []
-        monkeypatch.setattr(
-            "allreduced.daemon.doctor.local_socket.time.sleep", lambda _: accepted.append(listening.accept()[0])
+    def view(self) -> tuple[ReachablePeer, ...]:
+        return tuple(
+            ReachablePeer(node, 1, address, "", 0.0, version=1 if node == OLD else 2)
+            for node, address in self.up.items()
         )
-        assert socket_facts(address.text).answer == 0
-        assert len(accepted) == 1
-        accepted[0].close()
+
+    def wanted(self) -> tuple[tuple[str, str], ...]:
+        return self.others
+
+    def send_frame(self, node: str, frame: Frame) -> None:
+        self.sent.append((node, frame))
+        if isinstance(frame, Load) and self.service is not None:
+            asyncio.get_running_loop().call_soon(self.service.frame_arrived, node, Loaded(frame.number))
+
+
+async def test_every_known_agent_is_dialled_at_its_address() -> None:
+    answers = {
+        "tcp://b:1": [Dialled("reached", "", 0.3), Dialled("reached", "", 0.1), Dialled("reached", "", 0.2)],
+        "tcp://c:1": [Dialled("silent", "nothing", 0.0)],
+    }
+
+    async def dial(address: str) -> Dialled:
+        return answers[address].pop(0)
+
+    peers = Peers({"b": "tcp://b:1", "d": ""}, (("c", "tcp://c:1"),))
+    assert await ReachService(peers, dial=dial).examine(bandwidth=False) == (
+        ReachReport("b", "tcp://b:1", "reached", "", 0.1, 0),
+        ReachReport("c", "tcp://c:1", "silent", "nothing", 0.0, 0),
+        ReachReport("d", "", "unknown", "it tells no address, so only it can dial", 0.0, 0),
+    )
+    assert answers == {"tcp://b:1": [], "tcp://c:1": []}
+    assert TRIES == 3
+    assert peers.sent == []
+
+
+async def test_links_are_measured_with_loads_that_are_answered() -> None:
+    async def dial(address: str) -> Dialled:
+        return Dialled("reached", "", 0.1)
+
+    peers = Peers({"b": "tcp://b:1"})
+    peers.service = ReachService(peers, dial=dial)
+    (found,) = await peers.service.examine(bandwidth=True)
+    assert found.bandwidth > 0
+    loads = [frame for _, frame in peers.sent if isinstance(frame, Load)]
+    assert len(loads) == LOADS
+    assert all(len(load.data) == MAX_LOAD for load in loads)
+    assert len({load.number for load in loads}) == LOADS
+
+
+async def test_an_agent_of_an_earlier_version_is_dialled_and_its_link_not_measured() -> None:
+    async def dial(address: str) -> Dialled:
+        return Dialled("reached", "", 0.1)
+
+    peers = Peers({OLD: "tcp://b:1"})
+    assert await ReachService(peers, dial=dial).examine(bandwidth=True) == (
+        ReachReport(OLD, "tcp://b:1", "reached", "", 0.1, 0),
+    )
+    assert peers.sent == []
+
+
+async def test_a_load_is_answered_and_answers_of_others_are_ignored() -> None:
+    peers = Peers({})
+    service = ReachService(peers)
+    service.frame_arrived("b", Load(7, b"x"))
+    service.frame_arrived("b", Loaded(7))
+    assert peers.sent == [("b", Loaded(7))]

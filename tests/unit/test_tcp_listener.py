@@ -65,11 +65,15 @@ async def test_who_is_refused_again_and_again_is_told_of_once_and_costs_each_tim
     monkeypatch.setattr("allreduced.transports.tcp.listener.AcceptBudget.take", lambda self, now: taken.append(now))
     monkeypatch.setattr("allreduced.transports.tcp.listener.AcceptBudget.give_back", lambda self: taken.pop())
     stranger = LinkOptions(SecretAuthenticator("a", 1, b"another"), handshake_timeout=20.0)
+
+    async def until_taken(times: int) -> None:
+        await turns_until(lambda: len(taken) == times)
+
     async with listening() as (listener, _):
         for times in range(1, 4):
             with pytest.raises(AuthenticationError):
                 await TcpTransport().connect(listener.address, Recorder(), stranger)
-            await turns_until(lambda times=times: len(taken) == times)  # type: ignore[misc]
+            await until_taken(times)
     assert len(_drops(caplog)) == 1
 
 

@@ -132,12 +132,9 @@ def attach(options: Options) -> Procedure[Attached]:
         return (yield from _attach_named(settings.socket, settings.source, options, until))
     tried: list[str] = []
     for place in settings.places:
-        connection = None
         try:
             address = parse_socket(place)
-            connection = yield from reach(address, path=place, until=0.0)
-        except QueueFull:
-            address = parse_socket(place)  # an agent is there, and is waited for
+            connection = yield from _try_once(address, place)
         except (AgentUnavailable, ConfigError) as error:
             logger.debug("event=agent_not_there place=%s reason=%s", place, error.message)
             tried.append(error.message)
@@ -175,7 +172,7 @@ def _attach_named(
     while True:
         try:
             if connection is None:
-                connection = yield from reach(address, path=source, until=min(until, say_at))
+                connection = yield from reach(address, path=source, until=min(until, say_at, begun + ACCEPT_SECONDS))
             return (yield from _join(connection, options, until, ready=lambda: _agents_known.add(address.text)))
         except AgentUnavailable as error:
             connection = None
@@ -240,6 +237,14 @@ def _attach_private(options: Options, until: float) -> Procedure[Attached]:
         raise last
     finally:
         lock.release()
+
+
+def _try_once(address: SocketAddress, place: str) -> Procedure[socket.socket | None]:
+    """Return a connection, or None where an agent is there and has no room for one yet."""
+    try:
+        return (yield from reach(address, path=place, until=0.0))
+    except QueueFull:
+        return None
 
 
 def _try_reach(address: SocketAddress, until: float) -> Procedure[socket.socket | None]:

@@ -8,7 +8,6 @@ RATE = 50.0
 BURST = 100.0
 """Connections that may come at once before they have said who they are."""
 
-
 LONGEST_WAIT = 0.05
 """Seconds after which it is asked again whether a connection may be accepted: those before it may be known by then."""
 

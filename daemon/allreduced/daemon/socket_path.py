@@ -21,7 +21,6 @@ BACKLOG = 256
 """Connections that wait in the kernel's queue. Clients wait for room where it is full; where strangers fill it, a
 longer one would only be a longer wait."""
 
-
 _LOCK_TRIES = 100
 """Agents that may start and be ready in between, one after the other, before this one gives up."""
 
