@@ -340,6 +340,15 @@ def test_the_journal_has_the_fields_of_each_line(box: Machine) -> None:
     assert [line["ALLREDUCED_EVENT"] for line in entries(box, "ALLREDUCED_JOB=job")] == ["group_started", "group_ended"]
 
 
+def test_the_journal_has_fields_beside_json_too(box: Machine) -> None:
+    configure(box, CONFIG.replace("[agent]\n", '[agent]\nlog_format = "json"\n'))
+    box.run("systemctl", "start", UNIT)
+    (started,) = entries(box, "ALLREDUCED_EVENT=ready")
+    line = json.loads(started["MESSAGE"])
+    assert (line["event"], line["level"], line["node"]) == ("ready", "info", started["ALLREDUCED_NODE"])
+    assert (started["PRIORITY"], started["_TRANSPORT"]) == ("6", "journal")
+
+
 MISMATCH = """
 import sys
 import numpy as np

@@ -265,6 +265,34 @@ def test_the_journal_gets_each_field(tmp_path: Path) -> None:
     handler.close()
 
 
+@pytest.mark.parametrize(
+    ("style", "message"),
+    [
+        ("text", "event=operation_failed job='j 1'"),
+        ("json", {"level": "warning", "node": "n0", "event": "operation_failed", "job": "j 1"}),
+    ],
+)
+def test_both_formats_go_to_the_journal_with_fields(
+    tmp_path: Path, root_logger: logging.Logger, style: logs.Format, message: object
+) -> None:
+    path = str(tmp_path / "journal")
+    stderr = os.fstat(2)
+    logs.configure("info", "n0", style, {"JOURNAL_STREAM": f"{stderr.st_dev}:{stderr.st_ino}"})
+    (handler,) = root_logger.handlers
+    assert isinstance(handler, JournalHandler)
+    handler._path = path
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(path)
+        handler.emit(record("event=operation_failed job=%s", "j 1"))
+        fields = dict(line.split("=", 1) for line in journal.recv(65536).decode().splitlines())
+    assert (fields["PRIORITY"], fields["ALLREDUCED_JOB"]) == ("4", "j 1")
+    if isinstance(message, dict):
+        told = json.loads(fields["MESSAGE"])
+        assert {key: told[key] for key in message} == message
+    else:
+        assert fields["MESSAGE"] == message
+
+
 class _Lines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()

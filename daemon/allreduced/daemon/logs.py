@@ -25,13 +25,16 @@ OURS: Final = "allreduced"
 def configure(level: str, node: str, style: Format = "text", environ: Mapping[str, str] | None = None) -> None:
     """Log ``allreduced.*`` from ``level`` on, everything else from warnings on.
 
-    ``style``: lines for people, or an object of JSON each. Lines for people go to the journal with fields where
-    standard error is the journal's.
+    ``style``: lines for people, or an object of JSON each. Either goes to the journal with fields where standard error
+    is the journal's.
     """
     stream: logging.Handler = logging.StreamHandler(sys.stderr)
     stream.setFormatter(JsonFormatter(node) if style == "json" else TextFormatter(node))
-    on_journal = style == "text" and is_on_journal(os.environ if environ is None else environ)
-    handler = JournalHandler(node, stream) if on_journal else stream
+    handler = stream
+    if is_on_journal(os.environ if environ is None else environ):
+        handler = JournalHandler(node, stream)
+        if style == "json":
+            handler.setFormatter(stream.formatter)
     handler.addFilter(LineLimit(_number(level)))
     root = logging.getLogger()
     for old in root.handlers:

@@ -59,7 +59,8 @@ def datagram(fields: Iterable[tuple[str, str]]) -> bytes:
 class JournalHandler(logging.Handler):
     """Writes each line as one entry with fields. What the journal does not take goes to ``fallback``.
 
-    Nothing waits: a journal that does not read for a moment costs the fields of a line, and not the time of the agent.
+    The message is what the handler's formatter makes of a line, without one the event's own pairs. Nothing waits: a
+    journal that does not read for a moment costs the fields of a line, and not the time of the agent.
     """
 
     def __init__(self, node: str, fallback: logging.Handler, path: str = SOCKET) -> None:
@@ -83,9 +84,7 @@ class JournalHandler(logging.Handler):
         super().close()
 
     def _fields(self, record: logging.LogRecord) -> Iterable[tuple[str, str]]:
-        text = text_of(record)
-        trace = traceback_of(self._traces, record)
-        yield "MESSAGE", f"{text}\n{trace}" if trace else text
+        yield "MESSAGE", self.formatter.format(record) if self.formatter else self._text(record)
         yield "PRIORITY", str(priority_of(record.levelno))
         yield "SYSLOG_IDENTIFIER", "allreduced"
         yield "LOGGER", record.name
@@ -95,3 +94,8 @@ class JournalHandler(logging.Handler):
         yield f"{PREFIX}NODE", self._node
         for field in fields_of(record):
             yield f"{PREFIX}{field.key.upper()}", str(field.value)
+
+    def _text(self, record: logging.LogRecord) -> str:
+        """Return the line without what the journal knows by itself."""
+        text, trace = text_of(record), traceback_of(self._traces, record)
+        return f"{text}\n{trace}" if trace else text
