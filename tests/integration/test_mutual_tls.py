@@ -173,9 +173,10 @@ async def test_strange_agents_are_refused_and_nobody_is_harmed(
     assert [agent.stop() for agent in cluster.agents] == [0, 0]
 
 
-async def test_a_recorded_session_is_refused(start_agent: StartAgent, tmp_path: Path) -> None:
-    cluster = start_cluster(start_agent, tmp_path)
-    host, port = cluster.address.removeprefix("tcp://").split(":")
+@asynccontextmanager
+async def recording(address: str) -> AsyncIterator[tuple[str, list[bytearray]]]:
+    """Relay connections to an agent: yield where, and what each dialler sent."""
+    host, port = address.removeprefix("tcp://").split(":")
     recorded: list[bytearray] = []
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -197,25 +198,64 @@ async def test_a_recorded_session_is_refused(start_agent: StartAgent, tmp_path: 
         await asyncio.gather(back(), forth(), return_exceptions=True)
 
     server = await asyncio.start_server(relay, "127.0.0.1", 0)
-    credentials = cluster.authority.credentials("c")
-    authenticator = SecretAuthenticator("c", 5, SECRET.encode(), encrypted=True)
-    address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    events = Recorder()
-    link = await TcpTransport().connect(address, events, LinkOptions(authenticator, credentials=credentials, flows=1))
-    await link.close(BOUND)
-    server.close()
-    await server.wait_closed()
-    assert len(recorded) == 2
+    try:
+        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", recorded
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def replay(address: str, session: bytes) -> bytes:
+    """Send what was recorded, and return the answer, which is of no use to a recording."""
+    host, port = address.removeprefix("tcp://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    answer = b""
+    with contextlib.suppress(ConnectionError):
+        writer.write(session)
+        while data := await reader.read(65536):
+            answer += data
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("encrypted", "says"),
+    [
+        (True, ("decryption failed or bad record mac",) * 2),
+        (False, ("another secret", "a data flow of a link that is not being made here")),
+    ],
+    ids=["mtls", "secret-only"],
+)
+async def test_a_recorded_session_is_refused_with_one_line_each(
+    start_agent: StartAgent, tmp_path: Path, encrypted: bool, says: tuple[str, str]
+) -> None:
+    if encrypted:
+        cluster = start_cluster(start_agent, tmp_path)
+    else:
+        first = start_agent("a", "--listen", "tcp://127.0.0.1:0", ALLREDUCED_SECRET=SECRET)
+        second = start_agent(
+            "b", "--listen", "tcp://127.0.0.1:0", "--peer", f"a={first.listen}", ALLREDUCED_SECRET=SECRET
+        )
+        cluster = Cluster(TestAuthority.make(tmp_path), [first, second])
+    victim = cluster.agents[0]
+    credentials = cluster.authority.credentials("c") if encrypted else None
+    authenticator = SecretAuthenticator("c", 5, SECRET.encode(), encrypted=encrypted)
+    async with recording(cluster.address) as (address, recorded):
+        options = LinkOptions(authenticator, credentials=credentials, flows=1)
+        link = await TcpTransport().connect(address, Recorder(), options)
+        await link.close(BOUND)
+    assert len(recorded) == 2  # the control flow and the data flow
     async with running(cluster):
         for times, session in enumerate(recorded, 1):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(bytes(session))
-            with contextlib.suppress(ConnectionError):
-                while await reader.read(65536):
-                    pass  # an answer that is of no use to a recording, then the end
-            writer.close()
-            await until_logged(cluster.agents[0], "event=connection_dropped", times)
+            await replay(cluster.address, bytes(session))
+            await until_logged(victim, "event=connection_dropped", times)
     assert [agent.stop() for agent in cluster.agents] == [0, 0]
+    lines = victim.logged().splitlines()
+    assert len(lines) == 3, lines
+    assert "event=link_lost peer=c reason='it closed the link without a goodbye'" in lines[0]  # the recorded session
+    for line, reason in zip(lines[1:], says, strict=True):
+        assert "event=connection_dropped from=tcp://127.0.0.1:" in line
+        assert reason in line
 
 
 async def test_an_agent_without_tls_and_one_with_it_say_so_on_both_sides(

@@ -191,6 +191,21 @@ def test_wrong_values_are_refused_by_message_and_field(cls: type) -> None:
 
 
 @all_classes
+def test_refusals_show_neither_bytes_nor_what_came_for_them(cls: type) -> None:
+    """Bytes are contents of tensors and proofs of secrets, and refusals get into logs."""
+    way = _way(cls)
+    array = msgpack.unpackb(way.encode(least(cls)))
+    inside = {name: hint for name, hint in _hints(cls).items() if way.head or name not in ("group", "generation")}
+    for place, hint in enumerate(inside.values(), start=way.head):
+        kind = _split(hint)[0]
+        of_bytes = bytes in (kind, *(_split(inner)[0] for inner in get_args(kind)))
+        value = "private" if of_bytes else b"private"
+        with pytest.raises(ProtocolError) as caught:
+            way.decode(msgpack.packb([*array[:place], value, *array[place + 1 :]]))
+        assert "private" not in str(caught.value)
+
+
+@all_classes
 def test_further_items_are_ignored_and_missing_ones_refused(cls: type) -> None:
     way = _way(cls)
     message = least(cls)

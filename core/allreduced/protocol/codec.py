@@ -123,10 +123,15 @@ def _skip(body: bytes | bytearray | memoryview) -> None:
 
 
 def _show(value: object) -> str:
-    """Return a short text of a value that was refused: what kind, and how it looks where that is short."""
+    """Return a short text of a value that was refused: what kind, and how it looks where that is short.
+
+    Of bytes only how many: they are tensors and proofs of secrets, and errors get into logs.
+    """
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
-    if isinstance(value, str | bytes):
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    if isinstance(value, str):
         shown = repr(value[:40])
         return shown if len(value) <= 40 else f"{shown}… of length {len(value)}"
     if isinstance(value, tuple):
@@ -136,6 +141,12 @@ def _show(value: object) -> str:
 
 def _bad(path: str, value: object, wanted: str) -> ProtocolError:
     return ProtocolError(f"{path} is {_show(value)}, it must be {wanted}")
+
+
+def _bad_bytes(path: str, value: object, wanted: str) -> ProtocolError:
+    """Refuse what should have been bytes without showing it, as :func:`_show` does not show bytes."""
+    shown = f"text of {len(value)} characters" if isinstance(value, str) else _show(value)
+    return ProtocolError(f"{path} is {shown}, it must be {wanted}")
 
 
 def _fit(path: str, value: object, names: tuple[str, ...], defaults: tuple[object, ...]) -> tuple[object, ...]:
@@ -169,6 +180,7 @@ class _Source:
         self._names = 0
         self._helpers: dict[str, Any] = {
             "bad": _bad,
+            "bad_bytes": _bad_bytes,
             "fit": _fit,
             "as_float": _float,
             "new": object.__new__,
@@ -267,7 +279,7 @@ class _Source:
         if hint is bytes and isinstance(limit, AtMost):
             self.most_bytes = max(self.most_bytes, limit.length)
             wrong = f"type({value}) is not bytes or len({value}) > {limit.length}"
-            return [_refuse(wrong, path, value, f"at most {limit.length} bytes")]
+            return [_refuse(wrong, path, value, f"at most {limit.length} bytes", "bad_bytes")]
         if type(None) in get_args(hint):
             [other] = [choice for choice in get_args(hint) if choice is not type(None)]
             inner = self._check(value, Annotated[other, limit] if limit else other, path)
@@ -305,9 +317,9 @@ class _Source:
         return [*lines, f"{value} = (*map({convert}, {value}),)"]
 
 
-def _refuse(wrong: str, path: str, value: str, wanted: str) -> str:
+def _refuse(wrong: str, path: str, value: str, wanted: str, error: str = "bad") -> str:
     """Return the line that refuses ``value`` where the condition ``wrong`` holds."""
-    return f"if {wrong}: raise bad({path!r}, {value}, {wanted!r})"
+    return f"if {wrong}: raise {error}({path!r}, {value}, {wanted!r})"
 
 
 def _fields(cls: type) -> Mapping[str, Any]:
