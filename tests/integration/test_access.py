@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.integration.agents import AgentProcess, NotStarted, StartAgent
 from tests.support.local_plane import RawClient, submit
+from tests.support.other_user import STRANGER, as_user, only_root
 
 from allreduced.client import AsyncCommunicator, connect
 from allreduced.core.errors import (
@@ -27,10 +27,6 @@ from allreduced.protocol import local
 
 LOOPBACK = ("--listen", "tcp://127.0.0.1:0")
 BOUND = 100.0
-STRANGER = 4321
-"""A uid that is nobody's."""
-
-only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can connect as another user")
 
 
 def two_agents(start_agent: StartAgent, **environment: str) -> list[AgentProcess]:
@@ -67,16 +63,6 @@ async def computes(ranks: Sequence[AsyncCommunicator], start: int = 0) -> None:
             *(rank.all_reduce(np.full(count, start + number)) for number, rank in enumerate(ranks))
         )
         assert [result.tolist() for result in results] == [[sum(range(start, start + len(ranks)))] * count] * len(ranks)
-
-
-@contextlib.contextmanager
-def as_user(uid: int) -> Iterator[None]:
-    """Let the kernel tell the other end of sockets that are connected here that this is another user."""
-    os.seteuid(uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 async def stranger(agent: AgentProcess) -> RawClient:

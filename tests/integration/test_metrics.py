@@ -15,8 +15,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.contract.conftest import Recorder
 from tests.integration.agents import NotStarted, StartAgent
-from tests.integration.test_access import as_user
 from tests.integration.test_agent import BOUND, LOOPBACK, group, join
+from tests.support.other_user import as_user
 
 from allreduced.client import connect
 from allreduced.core.errors import AuthenticationError, ConfigError, MismatchError

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.other_user import STRANGER, as_user, only_root
 
-from allreduced.core.errors import AuthenticationError
+from allreduced.core.errors import AuthenticationError, ConfigError
+from allreduced.daemon.certificate_files import CertificateFiles
+from allreduced.daemon.certificate_files import load as load_certificates
 from allreduced.daemon.private_file import check_private, too_open
+from allreduced.daemon.settings import secret_bytes
+from allreduced.daemon.settings_reader import load, parse
 
 ROOT, SOMEBODY = 0, 10001
 
@@ -58,3 +65,52 @@ def test_what_kubelet_mounts_is_read_and_what_a_user_opens_to_the_group_is_not(t
         os.fchown(opened.fileno(), SOMEBODY, SOMEBODY)
         with pytest.raises(AuthenticationError, match="its group may use"):
             check_private("the secret file", file, opened.fileno())
+
+
+def _configuration(path: Path) -> object:
+    return load(str(path), {})
+
+
+def _secret(path: Path) -> object:
+    return secret_bytes(parse(None, "", {}, {"security.secret_file": str(path)}))
+
+
+def _key(path: Path) -> object:
+    return load_certificates(CertificateFiles(str(path), str(path), str(path)), "a")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Make a folder that everybody may enter, as those above ``tmp_path`` are not."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@only_root
+@pytest.mark.parametrize(
+    ("read", "says"),
+    [(_configuration, "the configuration"), (_secret, "the secret file"), (_key, r"security\.ca:")],
+)
+def test_what_lets_the_agent_read_a_file(open_folder: Path, read: Callable[[Path], object], says: str) -> None:
+    file = open_folder / "file"
+    file.write_text("")
+    file.chmod(0o600)
+    with as_user(STRANGER), pytest.raises(ConfigError, match=f"{says} .*{file} cannot be read: Permission") as caught:
+        read(file)
+    assert caught.value.hint == f"give it to the user of the agent: chown {STRANGER} {file}"
+    closed = open_folder / "closed"
+    closed.mkdir(0o700)
+    (closed / "deeper").mkdir()
+    with as_user(STRANGER), pytest.raises(ConfigError, match=f"{says} .*cannot be read: Permission") as caught:
+        read(closed / "deeper" / "file")
+    assert caught.value.hint == f"{STRANGER} may not enter {closed}: put the file where it may, such as /etc/allreduced"
+    with pytest.raises(ConfigError, match=f"{says} .*cannot be read: No such file") as caught:
+        read(closed / "file")
+    assert caught.value.hint == ""
+
+
+def test_a_pipe_that_nobody_writes_to_is_an_empty_secret(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(ConfigError, match="is empty"):
+        _secret(tmp_path / "pipe")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import ssl
 import stat
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
 from allreduced.core.errors import AuthenticationError, ConfigError
-from allreduced.daemon.private_file import check_private
+from allreduced.daemon.private_file import check_private, reading_hint
 from allreduced.daemon.settings import Security
 from allreduced.transports.tcp.tls import names_of
 
@@ -99,21 +98,13 @@ def _open(name: str, path: str) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        hint = f"give it to the user of the agent: chown {_user()} {path}" if isinstance(error, PermissionError) else ""
+        hint = reading_hint(path, error)
         raise ConfigError(f"{where}: {path} cannot be read: {error.strerror}", path=where, hint=hint) from error
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST:
         os.close(descriptor)
         raise ConfigError(f"{where}: {path} is no file of at most {_LONGEST} bytes", path=where)
     return descriptor
-
-
-def _user() -> str:
-    """Return the name of the user that this process runs as, or its number where it has none."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def _context(protocol: int, files: CertificateFiles, found: dict[str, int]) -> ssl.SSLContext:

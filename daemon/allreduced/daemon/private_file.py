@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
+from pathlib import Path
 
 from allreduced.core.errors import AuthenticationError
 
 _OTHERS = stat.S_IRWXO
 _GROUP = stat.S_IRWXG
 _ROOT = 0
+
+
+def reading_hint(path: str | Path, error: OSError) -> str:
+    """Return what lets this process read a file that it failed to read; empty where it is no matter of permissions."""
+    if not isinstance(error, PermissionError):
+        return ""
+    user = _user()
+    for folder in reversed(Path(path).absolute().parents):
+        if not os.access(folder, os.X_OK, effective_ids=True):
+            return f"{user} may not enter {folder}: put the file where it may, such as /etc/allreduced"
+    return f"give it to the user of the agent: chown {user} {path}"
+
+
+def _user() -> str:
+    """Return the name of the user that this process runs as, or its number where it has none."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def too_open(mode: int, owner: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias, get_args, get_origin, get_type_hints
@@ -11,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from allreduced.core.errors import ConfigError
-from allreduced.daemon.private_file import check_private
+from allreduced.daemon.private_file import check_private, reading_hint
 from allreduced.daemon.sizes import size_text
 from allreduced.daemon.timing import LONGEST, SHORTEST, Timing, derived
 from allreduced.transports.rdma.options import RdmaOptions
@@ -326,11 +327,13 @@ def secret_bytes(settings: Settings) -> bytes:
         raise ConfigError("both security.secret and security.secret_file are given", path=where, hint="give one")
     path = Path(security.secret_file)
     try:
-        with path.open("rb") as file:
+        # A pipe that nobody writes to must not hold up the start.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as file:
             check_private("the secret file", path, file.fileno())
-            secret = file.read(4096).strip()
+            secret = (file.read(4096) or b"").strip()
     except OSError as error:
-        raise ConfigError(f"the secret file {path} cannot be read: {error.strerror}", path=where) from error
+        hint = reading_hint(path, error)
+        raise ConfigError(f"the secret file {path} cannot be read: {error.strerror}", path=where, hint=hint) from error
     if not secret:
         raise ConfigError(f"the secret file {path} is empty", path=where)
     return secret

@@ -14,6 +14,7 @@ from typing import Annotated, Final, Literal, TypeAlias, get_args, get_origin, g
 import msgspec
 
 from allreduced.core.errors import ConfigError
+from allreduced.daemon.private_file import reading_hint
 from allreduced.daemon.settings import CONFIG_VERSION, SECTIONS, Settings, is_size, metas_of
 from allreduced.daemon.settings_rules import check
 from allreduced.daemon.sizes import parse_size
@@ -52,8 +53,10 @@ def load(path: str | None, environ: Mapping[str, str], overrides: Overrides | No
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise ConfigError(f"the configuration {path} cannot be read: {reason}", path=path) from error
+            reason, hint = "it is not UTF-8", ""
+            if isinstance(error, OSError):
+                reason, hint = error.strerror or str(error), reading_hint(path, error)
+            raise ConfigError(f"the configuration {path} cannot be read: {reason}", path=path, hint=hint) from error
     return parse(text, path or "", environ, overrides or {})
 
 
