@@ -124,8 +124,8 @@ async def test_every_value_is_where_it_belongs() -> None:
     assert found["allreduced_peer_up"] == {("n1",): 1, ("n2",): 0}
     assert found["allreduced_peers_never_reached"] == {(): 1}
     assert found["allreduced_peer_silence_seconds"] == {("n1",): 0.25}
-    assert found["allreduced_peer_losses_total"] == {("n2",): 1}
-    assert found["allreduced_link_resets_total"] == {("n2",): 2}
+    assert found["allreduced_peer_losses_total"] == {("n1",): 0, ("n2",): 1}
+    assert found["allreduced_link_resets_total"] == {("n1",): 0, ("n2",): 2}
     assert found["allreduced_link_control_frames_total"] == {("sent", "n1", "tcp"): 1, ("received", "n1", "tcp"): 2}
     assert found["allreduced_link_frames_total"] == {("sent", "n1", "tcp"): 3, ("received", "n1", "tcp"): 4}
     assert found["allreduced_link_bytes_total"] == {("sent", "n1", "tcp"): 5, ("received", "n1", "tcp"): 6}
@@ -137,6 +137,12 @@ async def test_every_value_is_where_it_belongs() -> None:
     }
     assert found["allreduced_log_lines_total"] == {("client_dropped", "warning"): 30, ("ready", "info"): 1}
     assert found["allreduced_log_lines_dropped_total"] == {("client_dropped",): 10}
+
+
+async def test_counters_of_a_linked_peer_are_not_zero_where_something_happened_to_it_before() -> None:
+    found = await samples(facts(traffic={"n1": PeerTraffic(resets=2, losses=1)}))
+    assert found["allreduced_peer_losses_total"] == {("n1",): 1}
+    assert found["allreduced_link_resets_total"] == {("n1",): 2}
 
 
 async def test_pieces_make_the_same_text_as_a_whole() -> None:

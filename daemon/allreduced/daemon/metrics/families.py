@@ -16,6 +16,7 @@ from allreduced.daemon.metrics.calls import CallMeter
 from allreduced.daemon.metrics.catalogue import Described
 from allreduced.daemon.metrics.facts import Facts, LogCount
 from allreduced.daemon.metrics.kernels import MeteredKernels
+from allreduced.daemon.traffic import PeerTraffic
 from allreduced.transports.base import LinkStats
 
 _Labels = TypeVar("_Labels", bound=tuple[str, ...])
@@ -96,8 +97,10 @@ def _peers(facts: Facts) -> Iterator[Metric]:
     yield _gauge(catalogue.PEER_UP, {(node,): 0 for node in facts.lost} | up)
     yield _gauge(catalogue.PEERS_UNREACHED, {(): facts.unreached})
     yield _gauge(catalogue.PEER_SILENCE, {(peer.node,): peer.silence for peer in facts.peers})
-    yield _counter(catalogue.PEER_LOSSES, {(node,): peer.losses for node, peer in facts.traffic.items()})
-    yield _counter(catalogue.LINK_RESETS, {(node,): peer.resets for node, peer in facts.traffic.items()})
+    # From 0 on: of a counter that begins at 1 Prometheus sees no increase, so that no alert would tell the first loss.
+    traffic = {peer.node: PeerTraffic() for peer in facts.peers} | dict(facts.traffic)
+    yield _counter(catalogue.PEER_LOSSES, {(node,): peer.losses for node, peer in traffic.items()})
+    yield _counter(catalogue.LINK_RESETS, {(node,): peer.resets for node, peer in traffic.items()})
 
 
 def _links(links: Mapping[tuple[str, str], LinkStats]) -> Iterator[Metric]:
