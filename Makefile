@@ -13,7 +13,7 @@ INPUTS ?= 1000000
 SATURATED ?= 600
 JAX ?= jax==0.10.2
 
-.PHONY: help demo test soak fuzz check test-native test-frameworks test-rdma test-docker test-systemd test-packaging
+.PHONY: help demo test soak fuzz check test-native test-frameworks test-rdma test-docker test-systemd test-packaging test-monitoring
 .PHONY: bench bench-floods bench-metrics bench-quick bench-rdma bench-security docs format wheel clean
 
 help: ## this list
@@ -29,7 +29,7 @@ demo: $(VENV)/.installed ## train a small network over three agents, and check t
 	$(VENV)/bin/allreduced demo
 
 test: $(VENV)/.installed ## run the tests
-	$(PY) -m pytest --ignore tests/frameworks --ignore tests/rdma --ignore tests/docker --ignore tests/systemd --ignore tests/packaging
+	$(PY) -m pytest --ignore tests/frameworks --ignore tests/rdma --ignore tests/docker --ignore tests/systemd --ignore tests/packaging --ignore tests/monitoring
 
 test-docker: $(VENV)/.installed ## images and nodes as containers, for which it starts a Docker daemon where none runs (as root)
 	$(PY) -m pytest tests/docker
@@ -74,6 +74,9 @@ test-systemd: $(VENV)/.installed ## the units of configs/systemd under a real sy
 test-packaging: $(VENV)/.installed ## build sdist and wheels, install them into clean environments, run a job there
 	$(PY) -c 'import build, cibuildwheel' 2>/dev/null || $(PY) -m pip install -q build cibuildwheel
 	$(PY) -m pytest tests/packaging
+
+test-monitoring: $(VENV)/.installed ## alerts, board and metrics with Prometheus' own tools (fetches Debian's where there are none)
+	$(PY) -m pytest tests/monitoring
 
 LIMITS := $(addprefix build/limits/,memory exchange server)
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -45,6 +46,35 @@ def install(packages: Collection[str], *, what: str) -> list[str]:
         known = [package for package in sorted(packages) if _known(package)]
     _apt("install", "-q", "-y", "--no-install-recommends", *known)
     return known
+
+
+def unpack(packages: Sequence[str], folder: Path) -> None:
+    """Fetch those of the packages that this machine's Debian has and unpack them in ``folder``; nothing is installed.
+
+    A folder that is there already stays as it is.
+
+    :raises NotPermitted: they cannot be fetched.
+    """
+    if folder.exists():
+        return
+    for tool in ("apt-get", "apt-cache", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise NotPermitted(f"{' and '.join(packages)} are fetched on Debian only: there is no {tool}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}-", dir=folder.parent) as name:
+        fetched, whole = Path(name), Path(name) / "whole"
+        try:
+            _download(packages, fetched)
+        except NotPermitted:  # the lists of packages are missing or old
+            _apt("update", "-q")
+            _download(packages, fetched)
+        for file in fetched.glob("*.deb"):
+            subprocess.run(["dpkg-deb", "-x", file, whole], check=True, timeout=INSTALL_SECONDS)
+        try:
+            whole.rename(folder)
+        except OSError:
+            if not folder.exists():  # else another run was faster
+                raise
 
 
 def make_tars(
@@ -96,15 +126,26 @@ def _known(package: str) -> bool:
     return done.returncode == 0
 
 
-def _apt(*arguments: str) -> None:
-    done = subprocess.run(
-        ["apt-get", *arguments],
-        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-        capture_output=True,
-        text=True,
-        timeout=INSTALL_SECONDS,
-        check=False,
-    )
+def _download(packages: Sequence[str], folder: Path) -> None:
+    known = [package for package in packages if _known(package)]
+    if not known:
+        raise NotPermitted(f"this machine's Debian has no {' and no '.join(packages)}")
+    _apt("download", *known, cwd=folder)
+
+
+def _apt(*arguments: str, cwd: Path | None = None) -> None:
+    try:
+        done = subprocess.run(
+            ["apt-get", *arguments],
+            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_SECONDS,
+            cwd=cwd,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotPermitted(f"apt-get {arguments[0]} does not end within {INSTALL_SECONDS:.0f} s") from error
     if done.returncode != 0:
         raise NotPermitted(f"apt-get {arguments[0]} fails: {_last(done.stderr)}")
 
