@@ -21,6 +21,7 @@ from allreduced.core.errors import (
     ConfigError,
     DeadlineExceeded,
     InvalidArgument,
+    LimitExceeded,
     from_wire,
 )
 from allreduced.protocol import local
@@ -245,3 +246,53 @@ async def test_the_socket_of_a_killed_agent_is_taken_over_and_that_of_a_live_one
         await computes(ranks)
     assert agent.stop() == 0
     assert not path.exists()
+
+
+# What one user takes
+
+
+@only_root
+async def test_small_calls_of_one_user_leave_room_for_those_of_another(start_agent: StartAgent) -> None:
+    agents = two_agents(start_agent, ALLREDUCED_ACCESS_USERS="*", ALLREDUCED_LIMITS_INLINE_BYTES="4MiB")
+    slots = (4 << 20) // (8 << 10)
+    async with job(agents) as ranks:
+        both = [await stranger(agents[0]) for _ in range(2)]
+        try:
+            for rank, client in enumerate(both):
+                await client.send(local.Join(1, "job", "world", rank, 2, rank, 30.0, 0.0))
+            first, _ = [await client.receive(local.Joined) for client in both]
+            one = {"count": 1, "shape": "(1,)", "payload": bytes(4)}
+            await both[0].send(*(submit(2 + n, group=first.group, name=f"n{n}", **one) for n in range(slots)))
+            refused = await both[0].receive(local.RequestFailed)
+            error = from_wire(refused.error)
+            assert isinstance(error, LimitExceeded)
+            assert error.limit == "limits.inline_bytes"
+            assert refused.request - 2 == slots * 3 // 4
+            await computes(ranks)
+        finally:
+            for client in both:
+                client.close()
+        await computes(ranks)
+
+
+@only_root
+async def test_the_end_of_many_groups_of_one_user_disturbs_no_other(start_agent: StartAgent) -> None:
+    agents = two_agents(start_agent, ALLREDUCED_ACCESS_USERS="*", ALLREDUCED_FAILURE_FAILURE_TIMEOUT="1")
+    async with job(agents) as ranks:
+        clients = []
+        for number in range(3):
+            client = await stranger(agents[0])
+            clients.append(client)
+            for group in range(257):
+                await client.send(local.Join(1 + group, f"job {number}", f"group {group}", 0, 1, 0, 30.0, 0.0))
+                if group < 256:
+                    await client.receive(local.Joined)
+            error = from_wire((await client.receive(local.RequestFailed)).error)
+            assert isinstance(error, LimitExceeded)
+            assert error.limit == "limits.groups"
+        await computes(ranks)
+        for client in clients:
+            client.close()
+        for start in range(10):
+            await computes(ranks, start)
+    assert "event=peer_lost" not in agents[0].logged() + agents[1].logged()

@@ -10,6 +10,7 @@ import mmap
 import os
 import resource
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
@@ -249,23 +250,48 @@ async def test_memory_that_the_system_refuses_is_told_and_not_charged() -> None:
 async def test_slots_hold_small_inputs_and_are_used_again() -> None:
     table = ArenaTable(LIMITS)
     slab = Slab(table, slot_bytes=64, slots=2, max_bytes=256)
-    first, second = slab.store(b"a" * 64), slab.store(b"bc")
+    first, second = slab.store(b"a" * 64, 1), slab.store(b"bc", 1)
     assert first == Region(SLAB_BUFFER, 0, 64)
     assert second == Region(SLAB_BUFFER, 64, 2)
     assert ctypes.string_at(table.address(second), 2) == b"bc"
-    third = slab.store(b"d")  # in a further buffer
+    third = slab.store(b"d", 1)  # in a further buffer
     assert third.buffer == 1
-    slab.store(b"e")
+    slab.store(b"e", 2)
     with pytest.raises(LimitExceeded) as caught:
-        slab.store(b"f")
+        slab.store(b"f", 3)
     assert caught.value.limit == "limits.inline_bytes"
     slab.free(second)
     with pytest.raises(KeyError):
         slab.free(second)
-    assert slab.store(b"g") == Region(SLAB_BUFFER, 64, 1)
+    assert slab.store(b"g", 1) == Region(SLAB_BUFFER, 64, 1)
     for bad in (b"", b"x" * 65):
         with pytest.raises(ValueError, match="do not go into a slot"):
-            slab.store(bad)
+            slab.store(bad, 1)
+    slab.close()
+    await table.close()
+
+
+async def test_a_user_leaves_slots_to_others() -> None:
+    table = ArenaTable(LIMITS)
+    slab = Slab(table, slot_bytes=64, slots=4, max_bytes=64 * 64)
+
+    def take_all(uid: int) -> list[Region]:
+        taken = []
+        with suppress(LimitExceeded):
+            while True:
+                taken.append(slab.store(b"x", uid))
+        with pytest.raises(LimitExceeded, match=f"uid {uid} in flight take {64 * len(taken)} bytes .* of 4096"):
+            slab.store(b"x", uid)
+        return taken
+
+    first, second, third = (take_all(uid) for uid in (1, 2, 3))
+    assert [len(taken) for taken in (first, second, third)] == [48, 12, 3]
+    for region in first[:24]:
+        slab.free(region)
+    fourth = take_all(4)  # what is free now is shared, too
+    assert len(fourth) == 19
+    for region in (*first[24:], *second, *third, *fourth):
+        slab.free(region)
     slab.close()
     await table.close()
 

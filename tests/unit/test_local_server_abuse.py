@@ -12,20 +12,24 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support.local_plane import GROUP, NOBODY, Plane, open_plane, submit
+from tests.support.local_plane import GROUP, INCARNATION, NOBODY, NODE, Plane, open_plane, submit
+from tests.support.other_user import STRANGER, as_user, only_root
 
 from allreduced.core.errors import (
     AuthenticationError,
     LimitExceeded,
+    PeerLost,
     ProtocolError,
     from_wire,
 )
+from allreduced.core.identity import Member
 from allreduced.core.refusals import REFUSED, Kind
 from allreduced.core.refusals import Plane as Side
 from allreduced.daemon import client_connection
+from allreduced.daemon.access import Access
 from allreduced.daemon.arena_table import ArenaLimits
 from allreduced.daemon.engine.events import ClientGone as EngineClientGone
-from allreduced.daemon.engine.events import LeasesReturned, Submitted
+from allreduced.daemon.engine.events import GroupStarted, LeasesReturned, Submitted
 from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER as RESULT
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.membership.events import ClientGone, ClientJoining, ClientLeaving
@@ -310,6 +314,19 @@ async def test_who_says_nothing_makes_room_for_who_does() -> None:
             await who.receive(local.ArenaGranted)
 
 
+@only_root
+async def test_a_user_with_too_many_clients_ends_no_stranger_of_another() -> None:
+    async with open_plane(limits=LocalLimits(clients_per_user=1), access=Access(0, everybody=True)) as plane:
+        await plane.attach()
+        with as_user(STRANGER):
+            other = plane.connect()
+        await plane.until_clients(2)
+        [refused] = await plane.connect().rest()
+        assert isinstance(refused, local.Refused)
+        assert from_wire(refused.error).limit == "limits.clients_per_user"  # type: ignore[attr-defined]
+        await other.hello()
+
+
 async def test_requests_of_one_user_are_limited_over_its_clients() -> None:
     async with open_plane(limits=LocalLimits(requests_per_user=3)) as plane:
         first, number = await plane.join()
@@ -325,6 +342,67 @@ async def test_requests_of_one_user_are_limited_over_its_clients() -> None:
         plane.deliver(number, 2, FOUR)
         await second.send(submit(4, payload=FOUR))
         await plane.sink.told(Submitted, 4)
+
+
+@pytest.mark.parametrize(("limit", "whose"), [("groups", "this process"), ("groups_per_user", "the processes of uid")])
+async def test_groups_are_limited_and_their_end_makes_room(limit: str, whose: str) -> None:
+    async with open_plane(limits=LocalLimits(**{limit: 3})) as plane:
+        client, number_of = await plane.attach(), 0
+        ends = {2: "leaves", 3: "is ended", 4: "is not admitted"}
+        for request in ends:
+            await client.send(local.Join(request, f"job {request}", "world", 0, 1, 0, 60.0, 60.0))
+            joining = await plane.sink.told(ClientJoining, request - 1)
+            number_of = joining.client
+            if ends[request] != "is not admitted":
+                started = GroupStarted(
+                    request, joining.key, 1, 1 << 20, (Member(NODE, INCARNATION, (0,)),), 0, {0: joining.client}
+                )
+                plane.server.admitted(joining.client, request, 0, started)
+                await client.receive(local.Joined)
+
+        await client.send(local.Join(5, "one more", "world", 0, 1, 0, 60.0, 60.0))
+        error = from_wire((await client.receive(local.RequestFailed)).error)
+        assert isinstance(error, LimitExceeded)
+        assert error.limit == f"limits.{limit}"
+        assert f"3 groups have ranks of {whose}" in error.message
+        # Each way in which one ends makes room for one, and no more.
+        count = 3
+        for request, (number, end) in enumerate(ends.items(), 10):
+            if end == "leaves":
+                await client.send(local.Leave(number))
+            elif end == "is ended":
+                plane.server.group_ended([number_of], number, PeerLost("gone"))
+                await client.receive(local.GroupEnded)
+            else:
+                plane.server.failed(number_of, number, PeerLost("gone"))
+                await client.receive(local.RequestFailed)
+            await client.send(local.Join(request, f"later {request}", "world", 0, 1, 0, 60.0, 60.0))
+            count += 1
+            await plane.sink.told(ClientJoining, count)
+            await client.send(local.Join(100 + request, "one more", "world", 0, 1, 0, 60.0, 60.0))
+            assert (await client.receive(local.RequestFailed)).request == 100 + request
+        # So does the end of a client that holds some, and waits for some.
+        client.close()
+        await plane.until_clients(0)
+        other = await plane.attach()
+        for request in range(2, 5):
+            await other.send(local.Join(request, f"job {request}", "other", 0, 1, 0, 60.0, 60.0))
+        await plane.sink.told(ClientJoining, count + 3)
+        await other.send(local.Join(5, "one more", "world", 0, 1, 0, 60.0, 60.0))
+        assert (await other.receive(local.RequestFailed)).request == 5
+
+
+async def test_requests_of_a_client_that_ends_while_it_joins_count_no_more() -> None:
+    async with open_plane(limits=LocalLimits(requests_per_user=2)) as plane:
+        kept = await plane.attach()
+        for number in range(1, 4):
+            client = await plane.attach()
+            await client.send(local.Join(2, f"job {number}", "world", 0, 2, 0, 60.0, 60.0))
+            await plane.sink.told(ClientJoining, number)
+            client.close()
+            await plane.until_clients(1)
+        await kept.send(local.Join(2, "job", "world", 0, 2, 0, 60.0, 60.0))
+        await plane.sink.told(ClientJoining, 4)
 
 
 async def test_tensors_in_pieces_are_limited() -> None:

@@ -7,6 +7,7 @@ import os
 
 import pytest
 from tests.support.local_plane import PATIENCE, Plane, open_plane, submit
+from tests.support.other_user import STRANGER, as_user, only_root
 from tests.support.reports import REPORT, agent
 
 from allreduced.core.errors import AuthenticationError, ProtocolError, from_wire
@@ -17,7 +18,7 @@ from allreduced.daemon.ports import ReachablePeer
 from allreduced.daemon.status import StatusService
 from allreduced.protocol import local
 from allreduced.protocol.peer import Frame, Status, StatusRequest
-from allreduced.protocol.status import AgentReport, UnansweredReport
+from allreduced.protocol.status import AgentReport, ReachReport, UnansweredReport
 
 
 class OnePeer:
@@ -104,6 +105,25 @@ async def test_root_may_look_where_it_may_not_attach() -> None:
         assert isinstance(from_wire(refused.error), AuthenticationError)
         assert "for nothing else" in refused.error[1]
         assert not any(isinstance(event, ClientJoining) for event in plane.sink.membership)
+
+
+@only_root
+@pytest.mark.parametrize(("uid", "probes"), [(0, [False]), (STRANGER, [])])
+async def test_agents_dial_each_other_for_those_who_run_them_only(uid: int, probes: list[bool]) -> None:
+    asked: list[bool] = []
+
+    async def probe(bandwidth: bool) -> tuple[ReachReport, ...]:
+        asked.append(bandwidth)
+        return ()
+
+    async with open_plane(access=Access(0, everybody=True)) as plane:
+        plane.server.use_status(StatusService(lambda uid: REPORT, OnePeer(), wait=1000.0, probe=probe))
+        with as_user(uid):
+            client = plane.connect()
+        await client.hello()
+        await client.send(local.AskStatus(1, True, 1))
+        assert (await client.receive(local.AgentStatus)).report == REPORT
+    assert asked == probes
 
 
 @pytest.mark.parametrize("looks", [True, False])

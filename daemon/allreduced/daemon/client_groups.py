@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from allreduced.core.errors import AllReducedError, AuthenticationError, InvalidArgument, to_wire
 from allreduced.core.identity import GroupKey
@@ -17,6 +18,9 @@ from allreduced.daemon.submission import HeldGroup
 from allreduced.daemon.users import User
 from allreduced.protocol import local
 from allreduced.protocol.job_secret import proof_of
+
+_ENDED: Final = 256
+"""Groups that ended under a client and that it did not leave: so many are remembered, to tell why calls fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class ClientGroups:
         context.drop_stale(key, self._client)
         self.joining[message.request] = _Join(key, message.default_deadline or context.default_deadline)
         self._user.requests += 1
+        self._user.groups += 1
         sink.membership_event(
             ClientJoining(
                 self._client,
@@ -90,6 +95,7 @@ class ClientGroups:
         self._ended.pop(message.group, None)
         self._keys.pop(message.group, None)
         if self.held.pop(message.group, None) is not None:
+            self._user.groups -= 1
             self._context.sink.membership_event(ClientLeaving(self._client, message.group))
 
     # What came of it
@@ -115,18 +121,23 @@ class ClientGroups:
         if join is None:
             return None
         self._user.requests -= 1
+        self._user.groups -= 1
         return join.key
 
     def ended(self, group: int, error: AllReducedError) -> None:
         """Send GroupEnded if the client is in the group."""
         if self.held.pop(group, None) is not None:
+            self._user.groups -= 1
             self._keys.pop(group, None)
             self._ended[group] = error
+            if len(self._ended) > _ENDED:
+                del self._ended[next(iter(self._ended))]
             self._connection.send(local.GroupEnded(group, to_wire(error)))
 
     def clear(self) -> None:
         """Forget all of them: the connection is over."""
         self._user.requests -= len(self.joining)
+        self._user.groups -= len(self.joining) + len(self.held)
         self.joining.clear()
         self.held.clear()
         self._keys.clear()

@@ -45,7 +45,7 @@ class ClientInputs:
 
     def store(self, operation: ClientOperation, payload: bytes | memoryview) -> None:
         """Keep an input that came inside its message."""
-        operation.source = self._slab.store(payload)
+        operation.source = self._slab.store(payload, self._uid)
         operation.in_slab = True
 
     def hold(self, operation: ClientOperation, nbytes: int) -> None:

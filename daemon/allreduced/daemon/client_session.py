@@ -23,7 +23,7 @@ from allreduced.daemon.client_groups import ClientGroups
 from allreduced.daemon.client_inputs import ClientInputs, ClientOperation
 from allreduced.daemon.engine.events import ClientGone as EngineClientGone
 from allreduced.daemon.engine.events import GroupStarted, LeasesReturned, Submitted
-from allreduced.daemon.local_limits import check_requests
+from allreduced.daemon.local_limits import check_groups, check_requests
 from allreduced.daemon.membership.events import ClientGone
 from allreduced.daemon.ports import Result
 from allreduced.daemon.report import sees_everything
@@ -167,6 +167,7 @@ class ClientSession:
         request = self._new_request(message.request)
         try:
             self._check_room()
+            check_groups(self._limits, len(self._groups.joining) + len(self._groups.held), self._user)
             self._groups.join(message, self._pid)
         except AllReducedError as error:
             self._deny(request, message.job, message.group, error)

@@ -20,11 +20,15 @@ class LocalLimits:
     """Requests in flight of one client."""
     requests_per_user: int = 1 << 16
     """Requests in flight of all clients of one user."""
+    groups: int = 256
+    """Groups that one client has, or waits for, a rank in."""
+    groups_per_user: int = 2048
+    """The same, of all clients of one user together."""
     streams: int = 1024
     """Large tensors of one client that travel inside messages at the same time, in either direction."""
     inline: int = 8 << 10
     """Bytes of a tensor that travels inside its submit and done messages at most."""
-    inline_bytes: int = 64 << 20
+    inline_bytes: int = 96 << 20
     """Bytes that all small inputs in flight may take together."""
     outgoing_bytes: int = 64 << 20
     """Bytes that wait for a client that does not read, before it is dropped."""
@@ -39,13 +43,39 @@ def check_requests(limits: LocalLimits, own: int, user: User) -> None:
 
     :raises LimitExceeded: there is not.
     """
-    for limit, most, count, whose in (
-        ("limits.requests", limits.requests, own, "this process"),
-        ("limits.requests_per_user", limits.requests_per_user, user.requests, f"the processes of uid {user.uid}"),
-    ):
+    whole = f"the processes of uid {user.uid}"
+    _check(
+        "requests of {} are in flight",
+        "wait for some of them first",
+        (
+            ("limits.requests", limits.requests, own, "this process"),
+            ("limits.requests_per_user", limits.requests_per_user, user.requests, whole),
+        ),
+    )
+
+
+def check_groups(limits: LocalLimits, own: int, user: User) -> None:
+    """Check that there is room for one more group. ``own``: those that the process has or waits for a rank in.
+
+    :raises LimitExceeded: there is not.
+    """
+    whole = f"the processes of uid {user.uid}"
+    _check(
+        "groups have ranks of {}, or are waited for",
+        "close some of their communicators first",
+        (
+            ("limits.groups", limits.groups, own, "this process"),
+            ("limits.groups_per_user", limits.groups_per_user, user.groups, whole),
+        ),
+    )
+
+
+def _check(what: str, mends: str, limits: tuple[tuple[str, int, int, str], ...]) -> None:
+    """Refuse where one of the limits (name, most, count, whose) is reached. ``what``: such as ``things of {}``."""
+    for limit, most, count, whose in limits:
         if count >= most:
             raise LimitExceeded(
-                f"{most} requests of {whose} are in flight, the most that the agent allows ({limit})",
+                f"{most} {what.format(whose)}, the most that the agent allows ({limit})",
                 limit=limit,
-                hint=f"wait for some of them first, or raise {limit}",
+                hint=f"{mends}, or raise {limit}",
             )

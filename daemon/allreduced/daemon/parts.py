@@ -244,6 +244,8 @@ def _local_limits(limits: Limits) -> LocalLimits:
         clients_per_user=limits.clients_per_user,
         requests=limits.requests,
         requests_per_user=limits.requests_per_user,
+        groups=limits.groups,
+        groups_per_user=limits.groups_per_user,
         streams=limits.streams,
         inline=limits.inline,
         inline_bytes=limits.inline_bytes,

@@ -25,6 +25,8 @@ AT_RUN_TIME: frozenset[str] = frozenset(
         "limits.clients_per_user",
         "limits.requests",
         "limits.requests_per_user",
+        "limits.groups",
+        "limits.groups_per_user",
         "limits.streams",
         "limits.peers",
         "limits.operations",
@@ -36,8 +38,8 @@ AT_RUN_TIME: frozenset[str] = frozenset(
         "limits.hello_timeout",
     }
 )
-"""Settings that a running agent takes over. ``limits.requests``, ``limits.streams``, ``limits.outgoing_*`` and
-``access`` hold for new connections."""
+"""Settings that a running agent takes over. ``limits.requests``, ``limits.groups``, ``limits.streams``,
+``limits.outgoing_*`` and ``access`` hold for new connections."""
 
 _CERTIFICATES = frozenset({"security.ca", "security.certificate", "security.key"})
 _SECRETS = frozenset({"security.secret"})

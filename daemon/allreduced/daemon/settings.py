@@ -146,13 +146,17 @@ class Limits(Section, frozen=True):
     clients_per_user: Annotated[Count, Meta(description="connected clients of one user")] = 1024
     requests: Annotated[Count, Meta(description="requests in flight of one client")] = 4096
     requests_per_user: Annotated[Count, Meta(description="requests in flight of one user's clients")] = 1 << 16
+    groups: Annotated[Count, Meta(description="groups that one client has, or waits for, a rank in")] = 256
+    groups_per_user: Annotated[Count, Meta(description="the same, of all clients of one user together")] = 2048
     streams: Annotated[
         Count, Meta(description="large tensors of one client that travel inside messages at the same time")
     ] = 1024
     operations: Annotated[Count, Meta(description="operations in flight of one group")] = 4096
     names: Annotated[Count, Meta(description="different names of operations in use in one group")] = 1 << 20
     inline: Annotated[Size, Meta(ge=1, le=64 << 10, description="bytes of a tensor that travels in messages")] = 8 << 10
-    inline_bytes: Annotated[Size, Meta(ge=1, description="all small inputs in flight")] = 64 << 20
+    inline_bytes: Annotated[
+        Size, Meta(ge=1, description="all small inputs in flight; one user leaves a quarter to others")
+    ] = 96 << 20
     lease_bytes: Annotated[Size, Meta(ge=1, description="results that one client may hold on to")] = 1 << 30
     leases: Annotated[Count, Meta(description="the same, in number")] = 4096
     outgoing_bytes: Annotated[Size, Meta(ge=1 << 20, description="what waits for a client that does not read")] = (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Final
+
 from allreduced.core.errors import LimitExceeded
 from allreduced.daemon.arena import Arena, ArenaKind
 from allreduced.daemon.arena_table import ArenaTable
@@ -9,6 +12,14 @@ from allreduced.daemon.engine.region import Region
 
 SLAB_BUFFER = 0
 """Number of the first slab buffer; further ones get numbers like other inputs."""
+
+
+FREE_TIMES: Final = 3
+"""How many times as much as is left for others one user may hold: alone, three quarters of all.
+
+A limit that follows what is free leaves some for whoever comes next, however many there are (Choudhury, Hahne, "Dynamic
+queue length thresholds for shared-memory packet switches", 1998).
+"""
 
 
 class Slab:
@@ -21,26 +32,37 @@ class Slab:
         self._arenas = arenas
         self._slot_bytes = slot_bytes
         self._slots = slots
-        self._max_bytes = max(max_bytes, slot_bytes * slots)
-        self._bytes = 0
+        self._most = max(max_bytes // (slot_bytes * slots), 1) * slots
+        """Slots in all."""
         self._free: list[tuple[int, int, memoryview]] = []
-        self._used: dict[tuple[int, int], memoryview] = {}
+        self._used: dict[tuple[int, int], tuple[memoryview, int]] = {}
+        """Where slots in use are: each with the uid of its user."""
+        self._held: Counter[int] = Counter()
+        """Slots in use by uid."""
         self._grow(SLAB_BUFFER)
 
-    def store(self, payload: bytes | memoryview) -> Region:
-        """Copy ``payload`` (1 … ``slot_bytes`` bytes) into a free slot and return where it lies.
+    def store(self, payload: bytes | memoryview, uid: int) -> Region:
+        """Copy ``payload`` (1 … ``slot_bytes`` bytes) into a free slot, for a user, and return where it lies.
 
-        :raises LimitExceeded: all slots are in use and no more memory may be taken.
+        :raises LimitExceeded: the user has its share of the slots.
         :raises ValueError: the payload is empty or longer than a slot.
         """
         nbytes = len(payload)
         if not 0 < nbytes <= self._slot_bytes:
             raise ValueError(f"{nbytes} bytes do not go into a slot of {self._slot_bytes}")
+        if self._held[uid] >= FREE_TIMES * (self._most - len(self._used)):
+            raise LimitExceeded(
+                f"small tensors of uid {uid} in flight take {self._held[uid] * self._slot_bytes} bytes on this node, of"
+                f" {self._most * self._slot_bytes}: the rest is for others",
+                limit="limits.inline_bytes",
+                hint="wait for earlier operations before you submit more, or raise limits.inline_bytes",
+            )
         if not self._free:
             self._grow(None)
         buffer, offset, slot = self._free.pop()
         slot[:nbytes] = payload
-        self._used[buffer, offset] = slot
+        self._used[buffer, offset] = slot, uid
+        self._held[uid] += 1
         return Region(buffer, offset, nbytes)
 
     def free(self, region: Region) -> None:
@@ -48,30 +70,27 @@ class Slab:
 
         :raises KeyError: no slot in use begins there.
         """
-        slot = self._used.pop((region.buffer, region.offset))
+        slot, uid = self._used.pop((region.buffer, region.offset))
+        self._held[uid] -= 1
+        if not self._held[uid]:
+            del self._held[uid]
         self._free.append((region.buffer, region.offset, slot))
 
     def close(self) -> None:
         """Let go of the memory, before the arenas are closed. Idempotent."""
         for *_, slot in self._free:
             slot.release()
-        for slot in self._used.values():
+        for slot, _ in self._used.values():
             slot.release()
         self._free.clear()
         self._used.clear()
+        self._held.clear()
 
     def _grow(self, buffer: int | None) -> None:
         nbytes = self._slot_bytes * self._slots
-        if self._bytes + nbytes > self._max_bytes:
-            raise LimitExceeded(
-                f"small tensors in flight take {self._bytes} bytes on this node, the most that the agent allows",
-                limit="limits.inline_bytes",
-                hint="wait for earlier operations before you submit more, or raise limits.inline_bytes",
-            )
         # Pages come when they are touched, so that an idle agent is small and this takes no time on the loop.
         arena = Arena.create(ArenaKind.PRIVATE, nbytes, populate=False)
         number = self._arenas.adopt(arena, buffer=buffer)
-        self._bytes += nbytes
         self._free.extend(
             (number, offset, arena.view[offset : offset + self._slot_bytes])
             for offset in reversed(range(0, nbytes, self._slot_bytes))

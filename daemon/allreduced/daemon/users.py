@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class User:
-    """One user's share. ``clients``: open connections; ``requests``: operations and joins that are in flight."""
+    """One user's share. ``clients``: open connections; ``requests``: operations and joins that are in flight.
+
+    ``groups``: those that each of its clients has, or waits for, a rank in.
+    """
 
     uid: int
     clients: int = 0
     requests: int = 0
+    groups: int = 0
 
 
 class Users:
@@ -44,5 +48,5 @@ class Users:
 
     def settle(self, user: User) -> None:
         """Forget the user if nothing of it is left."""
-        if not user.clients and not user.requests:
+        if not user.clients and not user.requests and not user.groups:
             self._users.pop(user.uid, None)

@@ -186,8 +186,8 @@ class Forming:
             self._scene.ignored += 1
             return
         bound = 0
-        for instance in self._scene.instances.values():
-            if instance.form.key != frame.key or frame.client not in instance.form.clients:
+        for instance in self._scene.instances_of(frame.key):
+            if frame.client not in instance.form.clients:
                 continue
             if instance.state is State.PROPOSED:
                 bound = instance.group
@@ -336,7 +336,7 @@ class Forming:
         self._consent(instance)
 
     def _bind(self, gathering: Gathering, instance: Instance) -> None:
-        self._scene.instances[instance.group] = instance
+        self._scene.add(instance)
         numbers = set(instance.form.clients)
         for claim in gathering:
             if claim.number in numbers:
@@ -375,7 +375,7 @@ class Forming:
 
     def _dissolve(self, instance: Instance, error: AllReducedError | None, source: str = "") -> None:
         """Give up a proposal: its claims wait again. ``error`` None: the other members know already."""
-        del self._scene.instances[instance.group]
+        self._scene.remove(instance)
         local = tuple(instance.local.values())
         self._dissolved.add(instance.group, local)
         for claim in self._gatherings.get(instance.scope) or ():

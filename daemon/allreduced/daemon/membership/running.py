@@ -362,10 +362,11 @@ class Running:
 
     def time_passed(self, now: float) -> None:
         """Do what is due."""
-        for instance in list(self._scene.instances.values()):
-            agreement = self._agreements.get(instance.group)
+        for group in list(self._agreements):
+            agreement = self._agreements.get(group)
             if agreement is None:
-                continue
+                continue  # it went with another one
+            instance = self._scene.instances[group]
             if instance.give_up_at is not None and now >= instance.give_up_at:
                 missing = [
                     member
@@ -413,7 +414,7 @@ class Running:
             return
         if instance.state is not State.CUT_OFF and self._needed(instance):
             return
-        del self._scene.instances[instance.group]
+        self._scene.remove(instance)
         if instance.committed is not None:
             self._past.add(instance.group, instance.committed)
         if self._agreements.pop(instance.group, None) is not None:

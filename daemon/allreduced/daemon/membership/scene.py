@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
+from allreduced.core.identity import GroupKey
 from allreduced.daemon.membership.actions import Action, SendFrame
 from allreduced.daemon.membership.gathering import Claim, Scope
 from allreduced.daemon.membership.instance import Instance, State
@@ -24,7 +26,8 @@ class Scene:
     """The state of one node's memberships, and the actions made so far during one event.
 
     ``peers``: incarnation of each agent that can be reached; ``cut``: of those whose link ended and that may come back.
-    ``instances``: by number, proposed ones too. ``ignored`` counts frames that made no sense.
+    ``instances``: by number, proposed ones too; changed by :meth:`add` and :meth:`remove`. ``ignored`` counts frames
+    that made no sense.
     ``now``: the time of the event.
     """
 
@@ -36,8 +39,26 @@ class Scene:
         self.peers: dict[str, int] = {}
         self.cut: dict[str, int] = {}
         self.instances: dict[int, Instance] = {}
+        self._of_key: dict[GroupKey, dict[int, Instance]] = {}
         self.ignored = 0
         self.out: list[Action] = []
+
+    def add(self, instance: Instance) -> None:
+        """Take a new instance."""
+        self.instances[instance.group] = instance
+        self._of_key.setdefault(instance.form.key, {})[instance.group] = instance
+
+    def remove(self, instance: Instance) -> None:
+        """Forget an instance."""
+        del self.instances[instance.group]
+        same = self._of_key[instance.form.key]
+        del same[instance.group]
+        if not same:
+            del self._of_key[instance.form.key]
+
+    def instances_of(self, key: GroupKey) -> Iterable[Instance]:
+        """Return the instances of one group, which runs, ended, or is proposed by several."""
+        return self._of_key.get(key, {}).values()
 
     def tell_peers(self, frame: MembershipFrame) -> None:
         """Send a frame to every agent that can be reached."""
@@ -64,7 +85,7 @@ class Scene:
 
     def running_holder(self, scope: Scope, rank: int) -> Claim | None:
         """Return the claim of this node's that holds the rank in a running group, if one does."""
-        for instance in self.instances.values():
+        for instance in self.instances_of(scope.key):
             if instance.state is State.RUNNING and instance.scope == scope and rank in instance.local:
                 return instance.local[rank]
         return None
