@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -181,6 +182,18 @@ async def test_closing_a_listener_drops_unfinished_handshakes(caplog: pytest.Log
         sock.close()
         waiting.close()
         assert _drops(caplog) == []
+
+
+async def test_a_connection_that_came_in_the_turn_of_the_end_is_closed(recwarn: pytest.WarningsRecorder) -> None:
+    async with listening() as (listener, _):
+        host, port = parse(listener.address)
+        with socket.create_connection((host, port)) as sock:
+            listener._acceptable()  # type: ignore[attr-defined] # its task has not begun when the listener closes
+            await listener.close()
+            sock.setblocking(False)
+            assert await read_to_end(sock) == b""
+    gc.collect()
+    assert [str(warning.message) for warning in recwarn if warning.category is ResourceWarning] == []
 
 
 async def test_the_wildcard_of_ipv6_takes_ipv4_too() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import socket
+from functools import partial
 from typing import Final
 
 from allreduced.core.accept_budget import BURST, AcceptBudget
@@ -127,7 +128,7 @@ class TcpListener(Listener):
             task = self._loop.create_task(self._serve(sock, text(address, self._scheme)))
             self._serving.add(task)
             self._unfinished[task] = None
-            task.add_done_callback(self._served)
+            task.add_done_callback(partial(self._served, sock))
             if len(self._unfinished) > self._options.max_pending_handshakes:
                 oldest = next(iter(self._unfinished))
                 del self._unfinished[oldest]
@@ -142,9 +143,11 @@ class TcpListener(Listener):
         self._paused = None
         self._loop.add_reader(self._fd, self._acceptable)
 
-    def _served(self, task: asyncio.Task[None]) -> None:
+    def _served(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
         self._unfinished.pop(task, None)
+        if task.cancelled():
+            sock.close()  # it was cancelled before it began
 
     async def _serve(self, sock: socket.socket, source: str) -> None:
         """Authenticate one connection and bring its flow to its link. Whatever goes wrong ends this connection only."""
