@@ -195,12 +195,12 @@ def _no_pair(files: CertificateFiles, found: dict[str, int], error: ssl.SSLError
         _no_pem("key", files.key, "a key", error)
     if error.reason not in _MISMATCH:
         _refused_file("key", files.key, error)
-    where = files.certificate if certificates == 1 else f"the first certificate of {files.certificate}"
-    hint = "" if certificates == 1 else f"the node's certificate comes first of the {certificates} in the file"
+    which, hint = "certificate", ""
+    if certificates > 1:
+        which = "first certificate of"
+        hint = f"the node's certificate comes first of the {certificates} in the file"
     raise ConfigError(
-        f"the key {files.key} does not belong to {'the certificate ' if certificates == 1 else ''}{where}",
-        path="security.key",
-        hint=hint,
+        f"the key {files.key} does not belong to the {which} {files.certificate}", path="security.key", hint=hint
     ) from error
 
 
