@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, x25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID
+from tests.support.certificates import Made, make, new_key
 
 from allreduced.cli.main import main
 from allreduced.daemon.certificate_files import CertificateFiles
@@ -116,3 +119,63 @@ def test_a_node_needs_an_authority(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "ca.key").write_text("nothing")
     assert _run(tmp_path, "node", "a") == 2
     assert "of no use" in capsys.readouterr().err
+
+
+def _own_authority(folder: Path, made: Made, *beside: Made) -> None:
+    (folder / "ca.pem").write_bytes("# Autorité Müller\n".encode() + b"".join(one.pem for one in (*beside, made)))
+    (folder / "ca.key").write_bytes("# clé\n".encode("latin-1") + made.key_pem)
+
+
+@pytest.mark.parametrize("kind", ["EC", "RSA", "Ed25519"])
+def test_an_authority_of_ones_own_signs_with_its_kind_of_key(tmp_path: Path, kind: str) -> None:
+    made = make("site", key=new_key(kind))
+    _own_authority(tmp_path, made, make("another"))
+    assert _run(tmp_path, "node", "a") == 0
+    _certificate(tmp_path / "a.pem").verify_directly_issued_by(x509.load_pem_x509_certificate(made.pem))
+    FileCredentials(CertificateFiles(*(str(tmp_path / name) for name in ("ca.pem", "a.pem", "a.key"))), "a")
+
+
+def test_the_authority_is_named_as_it_names_itself(tmp_path: Path) -> None:
+    """Its key's identifier may be computed in another way than here."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = make("site", key=key, identifier=b"of its own")
+    _own_authority(tmp_path, made)
+    assert _run(tmp_path, "node", "a") == 0
+    found = _certificate(tmp_path / "a.pem").extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    assert found.key_identifier == b"of its own"
+    FileCredentials(CertificateFiles(*(str(tmp_path / name) for name in ("ca.pem", "a.pem", "a.key"))), "a")
+
+
+def test_a_key_of_a_kind_that_cannot_sign_is_told_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _own_authority(tmp_path, make("site"))
+    key = x25519.X25519PrivateKey.generate()
+    (tmp_path / "ca.key").write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+    )
+    assert _run(tmp_path, "node", "a") == 2
+    assert "must be EC, RSA, Ed25519 or Ed448" in capsys.readouterr().err
+    (tmp_path / "ca.key").write_bytes(make("other").key_pem)
+    assert _run(tmp_path, "node", "a") == 2
+    assert f"the key of the authority in {tmp_path / 'ca.pem'} does not belong" in capsys.readouterr().err
+
+
+def test_an_authority_that_has_ended_or_not_begun_signs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = make("site", days=-2)
+    _own_authority(tmp_path, made)
+    assert _run(tmp_path, "node", "a") == 2
+    ended = x509.load_pem_x509_certificate(made.pem).not_valid_after_utc
+    said = capsys.readouterr().err
+    assert f"the authority in {tmp_path / 'ca.pem'} ended on {ended:%Y-%m-%d}" in said
+    assert "allreduced certs ca --force" in said
+    assert not (tmp_path / "a.pem").exists()
+    _own_authority(tmp_path, make("site", days=200, begins_in=timedelta(days=150)))
+    assert _run(tmp_path, "node", "a") == 2
+    said = capsys.readouterr().err
+    assert f"the authority in {tmp_path / 'ca.pem'} is not valid before " in said
+    assert "compare the clocks" in said
+    # What the hint tells to do does help.
+    assert _run(tmp_path, "ca", "--force") == 0
+    assert _run(tmp_path, "node", "--force", "a") == 0
+    FileCredentials(CertificateFiles(*(str(tmp_path / name) for name in ("ca.pem", "a.pem", "a.key"))), "a")

@@ -12,6 +12,7 @@ from tests.support.certificates import TestAuthority
 from tests.support.reports import REPORT, agent
 
 from allreduced.cli.doctor import as_json, lines
+from allreduced.daemon.certificate_end import End, Role
 from allreduced.daemon.certificate_files import CertificateFiles
 from allreduced.daemon.doctor import network
 from allreduced.daemon.doctor.cluster import Way, judge_cluster, ways
@@ -288,8 +289,11 @@ def test_certificates(tmp_path: Path) -> None:
 
 
 def test_a_certificate_that_ends_soon_is_told() -> None:
-    assert judge_expiry("a", 13 * 86400).level is Level.WARNING
-    assert judge_expiry("a", 15 * 86400).level is Level.OK
+    end = End(Role.AUTHORITY, "/etc/ca.pem", "of tests", 0.0)
+    found = judge_expiry("a", 13 * 86400, end)
+    assert found.level is Level.WARNING
+    assert "of tests in /etc/ca.pem ends in 13.0 days" in found.message
+    assert judge_expiry("a", 15 * 86400, end).level is Level.OK
 
 
 def reaches(node: str, outcome: str = "reached", seconds: float = 0.0002, bandwidth: int = 0) -> ReachReport:

@@ -14,11 +14,13 @@ from tests.contract.conftest import Recorder
 from tests.unit.raw_peer import SECRET, listening, open_flow, open_socket, read_to_end, turns_until, write
 
 from allreduced.core.errors import AgentUnavailable, AuthenticationError, ConfigError, ProtocolError
+from allreduced.core.refusals import Kind
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.transports.base import LinkOptions
 from allreduced.transports.tcp import TcpTransport
 from allreduced.transports.tcp.address import parse, text
 from allreduced.transports.tcp.sockets import prepare
+from allreduced.transports.tcp.stream import Stream
 
 
 def _options(**more: float) -> LinkOptions:
@@ -76,6 +78,28 @@ async def test_who_is_refused_again_and_again_is_told_of_once_and_costs_each_tim
                 await TcpTransport().connect(listener.address, Recorder(), stranger)
             await until_taken(times)
     assert len(_drops(caplog)) == 1
+
+
+async def test_hosts_and_reasons_that_are_remembered_are_bounded(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allreduced.transports.tcp.listener.MAX_REFUSED", 2)
+    monkeypatch.setattr("allreduced.transports.tcp.listener.AcceptBudget.wait", lambda self, now: 0.0)
+    counted: list[Kind] = []
+    monkeypatch.setattr("allreduced.transports.tcp.listener.refused", lambda plane, kind: counted.append(kind))
+
+    async def another_reason(sock: socket.socket, credentials: object) -> Stream:
+        raise AuthenticationError(f"reason {len(counted)}")
+
+    monkeypatch.setattr("allreduced.transports.tcp.listener.secured_or_plain", another_reason)
+    async with listening() as (listener, queue):
+        for _ in range(5):
+            sock = await open_socket(listener.address)
+            assert await read_to_end(sock) == b""
+            sock.close()
+        assert queue.empty()
+    assert len(counted) == 5  # each of them, whether or not it is said
+    assert [line.partition("reason=")[2] for line in _drops(caplog)] == ["'reason 0'", "'reason 1'"]
 
 
 async def test_a_connection_that_ends_in_its_handshake_is_dropped(caplog: pytest.LogCaptureFixture) -> None:

@@ -93,7 +93,15 @@ def make_nodes(arguments: argparse.Namespace) -> int:
     authority = Issued(_read(folder / "ca.pem"), _read(folder / "ca.key"))
     now = datetime.now(UTC)
     made = {
-        node: new_certificate(authority, node, now, dns=arguments.dns, addresses=arguments.ip, days=arguments.days)
+        node: new_certificate(
+            authority,
+            node,
+            now,
+            dns=arguments.dns,
+            addresses=arguments.ip,
+            days=arguments.days,
+            called=f"the authority in {folder / 'ca.pem'}",
+        )
         for node in dict.fromkeys(arguments.nodes)
     }
     _write(folder, made, force=arguments.force)

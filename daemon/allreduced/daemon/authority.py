@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import IPv4Address, IPv6Address
+from typing import TypeAlias
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -23,6 +25,10 @@ from allreduced.core.errors import ConfigError
 
 _SKEW = timedelta(hours=1)
 """How far the clock of a node may be behind."""
+
+_SigningKey: TypeAlias = (
+    ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey
+)
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,250}[A-Za-z0-9_])?")
 
@@ -70,22 +76,19 @@ def new_certificate(
     days: float,
     dns: Sequence[str] = (),
     addresses: Sequence[IPv4Address | IPv6Address] = (),
+    called: str = "the authority",
 ) -> Issued:
     """Make a key and a certificate for the agent of ``node``. ``dns``, ``addresses``: further names in it.
 
-    It ends ``days`` after ``now``, and with the authority's at the latest.
+    It ends ``days`` after ``now``, and with the authority's at the latest. The authority may have a key of its own kind
+    (EC, RSA, Ed25519, Ed448), and other certificates beside its own. ``called``: what errors call it.
 
     :raises ConfigError: the authority or a name is of no use.
     """
     for name in (node, *dns):
         check_node_name(name)
-    try:
-        signer = load_pem_private_key(authority.key, None)
-        parent = x509.load_pem_x509_certificate(authority.certificate)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"the authority's certificate or key is of no use: {error}", path="ca") from error
-    if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != parent.public_key():
-        raise ConfigError("the authority's key does not belong to its certificate", path="ca")
+    signer, parent = _signer(authority, called)
+    _check_dates(parent, now, called)
     key = ec.generate_private_key(ec.SECP256R1())
     names: list[x509.GeneralName] = [x509.DNSName(name) for name in dict.fromkeys((node, *dns))]
     names += [x509.IPAddress(address) for address in addresses]
@@ -100,9 +103,52 @@ def new_certificate(
         )
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(_identifier(parent, signer), critical=False)
     )
-    return _issued(builder.sign(signer, hashes.SHA256()), key)
+    algorithm = None if isinstance(signer, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey) else hashes.SHA256()
+    return _issued(builder.sign(signer, algorithm), key)
+
+
+def _signer(authority: Issued, called: str) -> tuple[_SigningKey, x509.Certificate]:
+    """Return the key that signs, and the certificate that it belongs to."""
+    try:
+        signer = load_pem_private_key(authority.key, None)
+        certificates = x509.load_pem_x509_certificates(authority.certificate)
+        if not isinstance(signer, _SigningKey):
+            raise ConfigError(f"the key of {called} must be EC, RSA, Ed25519 or Ed448", path="ca")
+        found = [parent for parent in certificates if parent.public_key() == signer.public_key()]
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"the certificate or the key of {called} is of no use: {error}", path="ca") from error
+    if not found:
+        raise ConfigError(f"the key of {called} does not belong to its certificate", path="ca")
+    # Of a certificate that was renewed with its key the one that ends last.
+    return signer, max(found, key=lambda parent: parent.not_valid_after_utc)
+
+
+def _check_dates(parent: x509.Certificate, now: datetime, called: str) -> None:
+    begins, ends = parent.not_valid_before_utc, parent.not_valid_after_utc
+    if ends <= now:
+        raise ConfigError(
+            f"{called} ended on {ends:%Y-%m-%d}",
+            path="ca",
+            hint="allreduced certs ca --force (and the same --directory) makes a new one in its place; then every node"
+            " needs the new ca.pem and a new certificate: allreduced certs node --force NAME…",
+        )
+    if begins > now:
+        raise ConfigError(
+            f"{called} is not valid before {begins:%Y-%m-%d %H:%M} UTC, and here it is {now:%Y-%m-%d %H:%M}",
+            path="ca",
+            hint="compare the clocks of the machines",
+        )
+
+
+def _identifier(parent: x509.Certificate, signer: _SigningKey) -> x509.AuthorityKeyIdentifier:
+    """Return what names the authority's key, as its own certificate does where it does."""
+    try:
+        named = parent.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    except x509.ExtensionNotFound:
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(named)
 
 
 def expiry(certificate: bytes) -> datetime:

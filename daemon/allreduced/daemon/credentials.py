@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from allreduced.core.errors import AllReducedError
+from allreduced.daemon.certificate_end import End
 from allreduced.daemon.certificate_files import CertificateFiles, Loaded, files_of, load, signature_of
 from allreduced.daemon.settings import Settings
 
@@ -19,7 +20,7 @@ LOOK_EVERY: Final = 10.0
 """Seconds between two looks whether the files have changed."""
 
 WARN_BEFORE: Final = 14 * 86400.0
-"""Seconds before the end of the certificate in which that is said once a day."""
+"""Seconds before the end of a certificate in which that is said once a day."""
 
 _DAY: Final = 86400.0
 
@@ -33,16 +34,22 @@ class FileCredentials:
     :raises AuthenticationError: others may read the key, or peers would not accept the certificate.
     """
 
-    def __init__(self, files: CertificateFiles, node: str) -> None:
+    def __init__(self, files: CertificateFiles, node: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._node = node
+        self._clock = clock
         self._loaded = load(files, node)
-        self._tried = self._loaded.signature
         self._warned = -_DAY
+        self._complaint, self._complained = "", -_DAY
         self._warn()
 
     @property
+    def end(self) -> End:
+        """Which of the certificates in force ends first: the node's, one between, or the authority's."""
+        return self._loaded.end
+
+    @property
     def expires(self) -> float:
-        """When the certificate that is in force ends, in seconds since 1970."""
+        """When the first of the certificates in force ends, in seconds since 1970."""
         return self._loaded.expires
 
     def context(self, *, listening: bool) -> ssl.SSLContext:
@@ -63,21 +70,28 @@ class FileCredentials:
         return lambda: self._use(loaded)
 
     def look(self) -> Callable[[], None] | None:
-        """Read the files again if they look different, which blocks; return what puts them into force, or None.
+        """Read the files again where they are not those in force, which blocks; return what puts them into force.
 
-        Files that are of no use are told of once, in the log.
+        None: there is nothing new, or it is of no use. What is in the way is told once, and again every day.
         """
         files = self._loaded.files
         try:
-            signature = signature_of(files)
-            if signature == self._tried:
+            if signature_of(files) == self._loaded.signature:
+                self._complaint = ""
                 return None
-            self._tried = signature
+        except OSError:
+            pass  # reading them tells it in better words
+        try:
             loaded = load(files, self._node)
         except (AllReducedError, OSError) as error:
-            logger.error("event=certificate_not_taken in_force=old error=%r", str(error))
+            self._complain(str(error))
             return None
         return lambda: self._use(loaded)
+
+    def _complain(self, reason: str) -> None:
+        if reason != self._complaint or self._clock() - self._complained >= _DAY:
+            self._complaint, self._complained = reason, self._clock()
+            logger.error("event=certificate_not_taken in_force=old error=%r", reason)
 
     async def watch(self) -> None:
         """Take new files as they come, for ever."""
@@ -93,8 +107,8 @@ class FileCredentials:
             self._warn()
 
     def _use(self, loaded: Loaded) -> None:
-        changed = loaded.signature != self._loaded.signature or loaded.files != self._loaded.files
-        self._loaded, self._tried = loaded, loaded.signature
+        changed = loaded.digest != self._loaded.digest or loaded.files != self._loaded.files
+        self._loaded, self._complaint = loaded, ""
         if changed:
             ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(loaded.expires))
             logger.warning("event=certificate_changed file=%s expires=%s", loaded.files.certificate, ends)
@@ -102,12 +116,14 @@ class FileCredentials:
             self._warn()
 
     def _warn(self) -> None:
-        left = self._loaded.expires - time.time()
-        if left < WARN_BEFORE and time.monotonic() - self._warned >= _DAY:
-            self._warned = time.monotonic()
+        end, now = self._loaded.end, self._clock()
+        left = end.at - time.time()
+        if left < WARN_BEFORE and now - self._warned >= _DAY:
+            self._warned = now
             logger.warning(
-                "event=certificate_expires file=%s days=%.1f hint=%r",
-                self._loaded.files.certificate,
+                "event=certificate_expires file=%s subject=%r days=%.1f hint=%r",
+                end.file,
+                end.subject,
                 left / _DAY,
-                f"allreduced certs node --force {self._node}",
+                end.hint(self._node),
             )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from allreduced.core.errors import AllReducedError
+from allreduced.daemon.certificate_end import End
 from allreduced.daemon.certificate_files import files_of
 from allreduced.daemon.credentials import WARN_BEFORE, FileCredentials
 from allreduced.daemon.doctor.finding import Finding, note, ok, refused, warning
@@ -31,22 +32,22 @@ def examine_security(settings: Settings, *, remote: bool) -> Iterator[Finding]:
     if files is not None:
         node = settings.agent.node or socket.gethostname()
         try:
-            expires = FileCredentials(files, node).expires
+            end = FileCredentials(files, node).end
         except AllReducedError as error:
             yield refused(CERTIFICATE, error)
         else:
-            yield judge_expiry(node, expires - time.time())
+            yield judge_expiry(node, end.at - time.time(), end)
     yield judge_secret(secret, remote=remote, insecure=settings.security.insecure, certificates=files is not None)
 
 
-def judge_expiry(node: str, left: float) -> Finding:
-    """Return what is to be said about a certificate that is in order and holds for ``left`` more seconds. Pure."""
+def judge_expiry(node: str, left: float, end: End) -> Finding:
+    """Return what is to be said about certificates that are in order, of which the first ends in ``left`` s. Pure."""
     days = left / 86400
     if left < WARN_BEFORE:
         return warning(
             CERTIFICATE,
-            f"the certificate of {node} ends in {days:.1f} days",
-            f"allreduced certs node --force {node}; the agent takes the new files without a restart",
+            f"the certificate of {end.subject} in {end.file} ends in {days:.1f} days",
+            f"{end.hint(node)}; the agent takes new files without a restart",
         )
     return ok(CERTIFICATE, f"certificate, key and authority of {node} fit each other, for {days:.0f} more days")
 
