@@ -176,6 +176,12 @@ async def test_a_broken_file_changes_nothing_and_the_job_goes_on(
         ("[limits]\nclients = 0\n", "$.limits.clients is 0"),
         ("[limits\n", "is no TOML"),
         ("version = 9\n", "the configuration is of version 9"),
+        # An agent would not start with these.
+        ('[access]\ngroups = ["nosuch"]\n', "access.groups names 'nosuch'"),
+        ("[engine]\ncpus = [999]\n", "the reduction threads cannot be started"),
+        ('[security]\nsecret_file = "/no/such/file"\n', "the secret file /no/such/file cannot be read"),
+        ('[metrics]\nlisten = "192.0.2.1:4124"\n', "metrics cannot be served at 192.0.2.1:4124"),
+        ('[peers]\nlisten = "tcp://0.0.0.0:0"\n', "and there is no shared secret"),
     ]:
         config.write_text(broken)
         agent.process.send_signal(signal.SIGHUP)
