@@ -201,6 +201,25 @@ async def test_a_broken_file_changes_nothing_and_the_job_goes_on(
     assert agent.stop() == 0
 
 
+def test_a_reload_with_which_the_agent_would_be_its_own_peer_changes_nothing(
+    start_agent: StartAgent, manager: Manager, tmp_path: Path
+) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text(LISTEN)
+    agent = start_agent("a", "--node", "", "--config", str(config), NOTIFY_SOCKET=manager.name)
+    manager.until("READY=1")
+    host = socket.gethostname()
+    config.write_text(f'{LISTEN}[[peers.static]]\nnode = "{host}"\naddress = "tcp://127.0.0.1:9"\n')
+    agent.process.send_signal(signal.SIGHUP)
+    manager.until("RELOADING=1")
+    status = manager.until("READY=1")["STATUS"]
+    assert status.startswith(
+        f"reload failed, the settings from before are in force: {host!r} is listed among the peers, and is this agent"
+    )
+    assert agent.stop() == 0
+    assert "setting_changed" not in agent.logged()
+
+
 def test_clients_that_come_early_wait_at_the_socket_that_is_handed_over(
     start_agent: StartAgent, tmp_path: Path
 ) -> None:

@@ -36,7 +36,8 @@ def add_parser(subparsers: Subparsers) -> None:
     add(
         "--check",
         action="store_true",
-        help="print the effective settings as TOML, secrets masked, and the times that follow from them, and stop",
+        help="find out whether an agent would start here, print the effective settings as TOML, secrets masked, and the"
+        " times that follow from them, and stop",
     )
     add("--quiet", action="store_true", help="with --check: print nothing where all is well")
     add("--node", metavar="NAME", help="unique name of this node (default: the host name)")
