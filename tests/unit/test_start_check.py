@@ -17,6 +17,7 @@ from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigE
 from allreduced.daemon.agent import AgentOptions, run_agent
 from allreduced.daemon.settings import Settings
 from allreduced.daemon.settings_reader import load, parse
+from allreduced.daemon.socket_path import bind_socket
 from allreduced.daemon.start_check import check_start, node_of, refusals
 
 HOST = socket.gethostname()
@@ -49,6 +50,8 @@ REFUSED = {
         f'{LISTEN}[[peers.static]]\nnode = "other"\naddress = "tcp://192.0.2.7:9"\n',
         "which is themselves; tcp://192.0.2.7:9 is another machine",
     ),
+    "socket folder": ('socket = "{tmp}/no/such/agent.sock"\n', "/no/such/agent.sock: No such file or directory"),
+    "no socket": ('socket = "{tmp}/agent.toml"\n', "/agent.toml exists and is not a socket"),
     "metrics": (
         '[metrics]\nlisten = "192.0.2.1:4124"\n',
         "metrics cannot be served at 192.0.2.1:4124: no interface of this machine has that address",
@@ -64,7 +67,9 @@ def refused(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         monkeypatch.delenv(name)
     text, words = REFUSED[request.param]
     file = tmp_path / "agent.toml"
-    file.write_text(f'[agent]\nsocket = "{tmp_path}/agent.sock"\n{text}')
+    if not text.startswith("socket = "):
+        text = f'socket = "{{tmp}}/agent.sock"\n{text}'
+    file.write_text(f"[agent]\n{text.replace('{tmp}', str(tmp_path))}")
     return file, words
 
 
@@ -134,6 +139,29 @@ def test_a_group_that_this_user_may_not_give_is_refused() -> None:
     assert isinstance(error, ConfigError)
     assert error.path == "access.socket_group"
     assert error.message == "the socket cannot be given to the group with gid 4322: Operation not permitted"
+
+
+@only_root
+@pytest.mark.parametrize("place", ["agent.sock", "deeper/agent.sock"])
+def test_a_socket_that_this_user_may_not_make_is_refused(open_folder: Path, place: str) -> None:
+    name = str(open_folder / place)
+    settings = parse(None, "", {}, {"agent.socket": name})
+    with as_user(STRANGER):
+        (error,) = refusals("a", settings)
+        bound = raised(lambda: bind_socket(name))
+        assert list(refusals("a", settings, had=settings)) == []
+    assert (error.message, error.hint) == (bound.message, bound.hint)
+    assert ": Permission denied" in error.message
+
+
+def test_a_socket_that_is_there_is_no_matter_of_the_settings(tmp_path: Path) -> None:
+    place = tmp_path / "agent.sock"
+    settings = parse(None, "", {}, {"agent.socket": str(place)})
+    assert list(refusals("a", settings)) == []
+    assert not place.exists()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(place))
+    assert list(refusals("a", settings)) == []
 
 
 def test_a_port_that_is_in_use_is_no_matter_of_the_settings() -> None:

@@ -30,6 +30,7 @@ from allreduced.daemon.names import check_services
 from allreduced.daemon.rdma_use import decide, examine
 from allreduced.daemon.reachability import advertised, check_access, stays_here
 from allreduced.daemon.settings import Settings, secret_bytes
+from allreduced.daemon.socket_path import check_place
 from allreduced.transports.tcp.listener import bound
 
 NAMES_SECONDS: Final = 5.0
@@ -57,8 +58,8 @@ def refusals(node: str, settings: Settings, *, had: Settings | None = None) -> I
     """Yield each reason for which a start would be refused, the start's own first.
 
     Blocks: it reads files, asks for names, and tries what it can. Not on a thread whose event loop runs.
-    ``had``: settings of an agent that runs; what it got from this machine (RDMA, threads, addresses, the group of its
-    socket) is not tried again where they say the same, for it may be away for the moment.
+    ``had``: settings of an agent that runs; what it got from this machine (RDMA, threads, addresses, its socket) is not
+    tried again where they say the same, for it may be away for the moment.
     """
     for step in (*_always(node, settings), *_trials(settings, had)):
         try:
@@ -82,6 +83,8 @@ def _trials(settings: Settings, had: Settings | None) -> Iterator[_Step]:
         yield lambda: _try_rdma(settings)
     if had is None or settings.engine != had.engine:
         yield lambda: _try_threads(settings)
+    if settings.agent.socket and (had is None or settings.agent.socket != had.agent.socket):
+        yield lambda: check_place(settings.agent.socket)
     if had is None or settings.access.socket_group != had.access.socket_group:
         yield lambda: _try_group(settings)
     if had is None or settings.metrics != had.metrics:

@@ -76,8 +76,12 @@ def judge_settings(refused_by: Sequence[AllReducedError], others: Sequence[Findi
     ``others``: findings about the same settings, which need not be told twice.
     """
     subject, told = "settings", {one.message for one in others}
-    # That the kernels are missing is no fault of the settings.
-    faults = [error for error in refused_by if not isinstance(error, AgentUnavailable)]
+    # That the kernels are missing is no fault of the settings, and the socket may be for another user to make.
+    faults = [
+        error
+        for error in refused_by
+        if not isinstance(error, AgentUnavailable) and getattr(error, "path", "") != "agent.socket"
+    ]
     if not faults:
         return [ok(subject, "they are valid, and an agent starts with them")]
     new = [error for error in faults if error.message not in told and getattr(error, "path", "") not in _TOLD_ELSEWHERE]
