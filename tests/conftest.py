@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -83,3 +84,11 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         time.sleep(0.05)
         names = _shared_memory(shm)
     assert not names, f"shared memory left behind: {names}"
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Make a folder that everybody may enter, as those above ``tmp_path`` are not."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)

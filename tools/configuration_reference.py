@@ -40,7 +40,8 @@ Every setting has a default, and an agent runs without any file. From weakest to
 
 `allreduced agent --config agent.toml --check` prints the settings that are in effect, the secret masked, and stops. An
 unknown section or key, a bad value, or a variable that almost names a setting is an error that says where it is and
-what is allowed. A *size* is a number of bytes, or text such as `"512MiB"`, `"1.5GiB"` or `"64 KB"`. Examples are
+what is allowed. So is whatever keeps an agent from starting here: a certificate of another node, an unknown user.
+A *size* is a number of bytes, or text such as `"512MiB"`, `"1.5GiB"` or `"64 KB"`. Examples are
 [agent.toml](../configs/agent.toml), which names every key, and [single.toml](../configs/single.toml).
 
 A file may say for which form of the configuration it was written, by `version = 1` before its first section; an agent

@@ -176,6 +176,12 @@ async def test_a_broken_file_changes_nothing_and_the_job_goes_on(
         ("[limits]\nclients = 0\n", "$.limits.clients is 0"),
         ("[limits\n", "is no TOML"),
         ("version = 9\n", "the configuration is of version 9"),
+        # An agent would not start with these.
+        ('[access]\ngroups = ["nosuch"]\n', "access.groups names 'nosuch'"),
+        ("[engine]\ncpus = [999]\n", "the reduction threads cannot be started"),
+        ('[security]\nsecret_file = "/no/such/file"\n', "the secret file /no/such/file cannot be read"),
+        ('[metrics]\nlisten = "192.0.2.1:4124"\n', "metrics cannot be served at 192.0.2.1:4124"),
+        ('[peers]\nlisten = "tcp://0.0.0.0:0"\n', "and there is no shared secret"),
     ]:
         config.write_text(broken)
         agent.process.send_signal(signal.SIGHUP)
@@ -193,6 +199,25 @@ async def test_a_broken_file_changes_nothing_and_the_job_goes_on(
     manager.until("STATUS=serving")
     comm.close()
     assert agent.stop() == 0
+
+
+def test_a_reload_with_which_the_agent_would_be_its_own_peer_changes_nothing(
+    start_agent: StartAgent, manager: Manager, tmp_path: Path
+) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text(LISTEN)
+    agent = start_agent("a", "--node", "", "--config", str(config), NOTIFY_SOCKET=manager.name)
+    manager.until("READY=1")
+    host = socket.gethostname()
+    config.write_text(f'{LISTEN}[[peers.static]]\nnode = "{host}"\naddress = "tcp://127.0.0.1:9"\n')
+    agent.process.send_signal(signal.SIGHUP)
+    manager.until("RELOADING=1")
+    status = manager.until("READY=1")["STATUS"]
+    assert status.startswith(
+        f"reload failed, the settings from before are in force: {host!r} is listed among the peers, and is this agent"
+    )
+    assert agent.stop() == 0
+    assert "setting_changed" not in agent.logged()
 
 
 def test_clients_that_come_early_wait_at_the_socket_that_is_handed_over(

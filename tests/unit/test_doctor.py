@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 from dataclasses import replace
@@ -9,22 +10,29 @@ from pathlib import Path
 
 import pytest
 from tests.support.certificates import TestAuthority
+from tests.support.other_user import STRANGER, as_user, only_root
 from tests.support.reports import REPORT, agent
 
+from allreduced.cli import doctor
 from allreduced.cli.doctor import as_json, lines
+from allreduced.cli.main import main
+from allreduced.client import environment, inquiry
+from allreduced.client.inquiry import ClusterStatus
+from allreduced.core.errors import AgentUnavailable, ConfigError
 from allreduced.daemon.certificate_end import End, Role
 from allreduced.daemon.certificate_files import CertificateFiles
 from allreduced.daemon.doctor import network
 from allreduced.daemon.doctor.cluster import Way, judge_cluster, ways
-from allreduced.daemon.doctor.examination import Examination
+from allreduced.daemon.doctor.examination import Examination, judge_settings
 from allreduced.daemon.doctor.finding import Finding, Level, note, ok, problem, warning, worst
-from allreduced.daemon.doctor.local_socket import SocketFacts, judge_socket
+from allreduced.daemon.doctor.local_socket import SocketFacts, judge_socket, socket_facts
 from allreduced.daemon.doctor.machine import MachineFacts, judge_machine
 from allreduced.daemon.doctor.network import (
     Interface,
     NameFacts,
     NetworkFacts,
     PeerFacts,
+    at_once,
     interface_facts,
     judge_network,
     judge_peer,
@@ -33,6 +41,7 @@ from allreduced.daemon.doctor.network import (
 from allreduced.daemon.doctor.security import examine_security, judge_expiry
 from allreduced.daemon.reach import Dialled
 from allreduced.daemon.settings import Agent, Peers, Security, Settings, StaticPeer
+from allreduced.daemon.status import PROBE
 from allreduced.protocol.status import AgentReport, PeerReport, ReachReport, UnansweredReport
 
 GIB = 1 << 30
@@ -101,7 +110,11 @@ SOCKET = SocketFacts("/run/allreduced/agent.sock", "socket", 0, 0o660, 999, 998)
         (replace(SOCKET, kind="abstract", name="@a"), Level.OK, "answers at @a"),
         (replace(SOCKET, answer=errno.EACCES), Level.PROBLEM, "may not use"),
         (replace(SOCKET, answer=errno.EAGAIN), Level.PROBLEM, "takes no connections"),
-        (replace(SOCKET, answer=errno.ECONNREFUSED), Level.NOTE, "killed"),
+        (replace(SOCKET, answer=errno.ECONNREFUSED, folder_uid=999), Level.NOTE, "an agent of uid 999 replaces it"),
+        (replace(SOCKET, answer=errno.ECONNREFUSED, asker=999), Level.NOTE, "an agent of uid 999 replaces it"),
+        (replace(SOCKET, answer=errno.ECONNREFUSED), Level.WARNING, "one of another user does not start"),
+        (replace(SOCKET, answer=errno.ECONNREFUSED, uid=0), Level.WARNING, "an agent of uid 0 replaces it"),
+        (replace(SOCKET, answer=errno.ECONNREFUSED, uid=0, folder_uid=999), Level.PROBLEM, "folder is that of uid 999"),
         (replace(SOCKET, kind="other", answer=errno.ECONNREFUSED), Level.PROBLEM, "is not a socket"),
         (replace(SOCKET, kind="hidden", answer=errno.EACCES), Level.PROBLEM, "may not look"),
         (replace(SOCKET, kind="nothing", answer=errno.ENOENT), Level.NOTE, "no agent runs"),
@@ -112,6 +125,122 @@ def test_the_socket(facts: SocketFacts, level: Level, words: str) -> None:
     (found,) = judge_socket(facts)
     assert (found.level, words in found.message) == (level, True), found
     assert bool(found.mend) == (level is not Level.OK)
+
+
+def test_a_socket_that_others_cannot_replace_is_to_be_removed() -> None:
+    (found,) = judge_socket(replace(SOCKET, answer=errno.ECONNREFUSED, uid=0, folder_uid=999))
+    assert found.mend.startswith("sudo rm /run/allreduced/agent.sock; then start the agent")
+
+
+@only_root
+def test_a_socket_in_a_folder_that_this_user_may_not_enter(open_folder: Path) -> None:
+    closed = open_folder / "closed"
+    (closed / "deeper").mkdir(parents=True)
+    closed.chmod(0o700)
+    for name in (closed / "agent.sock", closed / "deeper" / "agent.sock"):
+        with as_user(STRANGER):
+            facts = socket_facts(str(name))
+        assert (facts.kind, facts.closed) == ("hidden", str(closed))
+        (found,) = judge_socket(facts)
+        assert found.message == f"this user may not look at {name}: it may not enter {closed}"
+        assert found.mend == f"join the group of {closed} (usermod -aG), or name another socket (ALLREDUCED_SOCKET)"
+
+
+@only_root
+def test_settings_of_the_service_that_this_user_may_not_read_are_left_out(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed = open_folder / "closed"
+    closed.mkdir(0o700)
+    config = closed / "agent.toml"
+    monkeypatch.setattr(doctor, "SYSTEM_CONFIG", str(config))
+    for there in (False, True):
+        if there:
+            config.write_text("")
+        with as_user(STRANGER):
+            assert doctor._system_config() is None
+        said = f"this user may not read {config}: examined with the settings of the environment only"
+        assert said in capsys.readouterr().err
+    assert doctor._system_config() == str(config)
+    config.unlink()
+    assert doctor._system_config() is None
+    assert capsys.readouterr().err == ""
+
+
+@only_root
+def test_a_runtime_directory_that_this_user_may_not_enter(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = open_folder / "closed"
+    closed.mkdir(0o700)
+    monkeypatch.setattr(environment, "SYSTEM_SOCKET", str(open_folder / "none.sock"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(closed / "user"))
+    with as_user(STRANGER):
+        facts = socket_facts(doctor._usual_socket())
+    assert (facts.name, facts.kind, facts.closed) == (f"{closed}/user/allreduced/agent.sock", "hidden", str(closed))
+
+
+def test_an_agent_that_says_nothing_is_not_waited_for_as_long_as_one_that_asks_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[bool, int, float]] = []
+
+    def ask_status(address: object, *, path: str, others: bool, timeout: float, probe: int = 0) -> ClusterStatus:
+        asked.append((others, probe, timeout))
+        if silent:
+            raise AgentUnavailable(f"the agent at {path} does not answer")
+        return ClusterStatus((REPORT,), ())
+
+    monkeypatch.setattr(inquiry, "ask_status", ask_status)
+    silent = True
+    with pytest.raises(AgentUnavailable, match="does not answer"):
+        doctor._ask("@a", others=True, bandwidth=False)
+    assert asked == [(False, 0, 10.0)]
+    silent = False
+    assert doctor._ask("@a", others=True, bandwidth=False).reports == (REPORT,)
+    assert asked[1:] == [(False, 0, 10.0), (True, PROBE, doctor.ANSWER_TIMEOUT)]
+
+
+SELF = ConfigError("'a' is listed among the peers", path="peers.static", hint="list the others")
+CPUS = ConfigError("no such CPU", path="engine", hint="choose others")
+UNREADABLE = ConfigError("the secret file cannot be read", path="security.secret_file")
+
+
+def test_settings_that_a_start_refuses_are_problems() -> None:
+    assert judge_settings([], []) == [ok("settings", "they are valid, and an agent starts with them")]
+    assert judge_settings([SELF, CPUS], []) == [
+        problem("settings", "an agent does not start with them: 'a' is listed among the peers", "list the others"),
+        problem("settings", "an agent does not start with them: no such CPU", "choose others"),
+    ]
+
+
+def test_what_is_told_elsewhere_is_not_told_twice() -> None:
+    security = problem("security", UNREADABLE.message, "")
+    below = note("settings", "they are valid; what keeps an agent from starting with them is told below")
+    assert judge_settings([UNREADABLE], [security]) == [below]
+    assert judge_settings([ConfigError("no RDMA", path="peers.transport")], []) == [below]
+    assert [one.level for one in judge_settings([UNREADABLE, CPUS], [security])] == [Level.PROBLEM]
+    assert judge_settings([AgentUnavailable("the native kernels cannot be loaded")], [])[0].level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[access]\nusers = ["nosuch"]\n', "access.users names 'nosuch'"),
+        ('[access]\nsocket_group = "nosuch"\n', "access.socket_group names 'nosuch'"),
+        ("[engine]\ncpus = [999]\n", "the reduction threads cannot be started"),
+        ('[peers]\nlisten = "tcp://192.0.2.1:4981"\n[security]\ninsecure = true\n', "cannot listen at tcp://192.0.2.1"),
+        ('[metrics]\nlisten = "192.0.2.1:4124"\n', "metrics cannot be served at 192.0.2.1:4124"),
+    ],
+)
+def test_the_doctor_tells_what_the_start_refuses(
+    text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text(f'[agent]\nnode = "a"\nsocket = "{tmp_path}/agent.sock"\n{text}')
+    assert main(["doctor", "--config", str(config), "--json"]) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    (found,) = [one for one in findings if one["subject"] == "settings"]
+    assert (found["level"], words in found["message"]) == ("problem", True), found
+    assert [one for one in findings if "(NAT)" in one["message"]] == []
 
 
 def test_a_group_is_advised_only_where_it_lets_in() -> None:
@@ -173,6 +302,39 @@ def test_what_may_be_right_is_a_note_with_what_else_to_do(facts: NetworkFacts, s
     (found,) = [one for one in judge_network(facts) if one.level is Level.NOTE]
     assert (found.subject, found.mend.startswith(mend)) == (subject, True), found
     assert bad(list(judge_network(facts))) == []
+
+
+def test_an_address_to_listen_at_is_not_behind_a_translation_of_addresses() -> None:
+    facts = replace(NETWORK, listening="tcp://10.0.0.1:4123", interface=Interface("", 0, bridge=False))
+    assert [one for one in judge_network(facts) if one.subject == "address"] == []
+    (found,) = [one for one in judge_network(replace(facts, listening="tcp://10.0.0.9:1")) if one.subject == "address"]
+    assert (found.level, "(NAT)" in found.message) == (Level.NOTE, True)
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "most"), [(None, 256), (1 << 20, 256), (1024, 256), (256, 72), (64, 8), (40, 1), (0, 1)]
+)
+def test_as_many_are_dialled_at_once_as_descriptors_allow(descriptors: int | None, most: int) -> None:
+    assert at_once(descriptors) == most
+
+
+async def test_many_listed_agents_are_dialled_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_now = 0
+    most = 0
+
+    async def dial(_: str) -> Dialled:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        await asyncio.sleep(0)
+        open_now -= 1
+        return REACHED
+
+    monkeypatch.setattr(network, "dial_once", dial)
+    monkeypatch.setattr(network, "at_once", lambda _: 7)
+    peers = tuple(StaticPeer(f"n{number}", f"tcp://127.0.0.1:{number + 1}") for number in range(50))
+    facts = await network_facts(Settings(peers=Peers(static=peers, listen="tcp://127.0.0.1:0")))
+    assert (len(facts.peers), most) == (50, 7)
 
 
 def test_the_kernel_tells_of_interfaces() -> None:

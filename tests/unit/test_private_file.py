@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,14 +76,6 @@ def _secret(path: Path) -> object:
 
 def _key(path: Path) -> object:
     return load_certificates(CertificateFiles(str(path), str(path), str(path)), "a")
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """Make a folder that everybody may enter, as those above ``tmp_path`` are not."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
 
 
 @only_root

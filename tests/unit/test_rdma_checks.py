@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.other_user import STRANGER, as_user, only_root
 
 from allreduced.transports.rdma.checks import Finding, Needs, findings
 from allreduced.transports.rdma.host import (
@@ -257,6 +258,20 @@ def test_devices_are_read_from_the_kernels_files(tmp_path: Path) -> None:
     )
     assert device_names(tmp_path / "nothing") == ()
     assert host_devices(tmp_path / "nothing") == ()
+
+
+@only_root
+def test_a_folder_that_this_user_may_not_enter_denies_its_devices(open_folder: Path) -> None:
+    (open_folder / "names" / "mlx5_0").mkdir(parents=True)
+    entry = open_folder / "files" / "uverbs0"
+    entry.mkdir(parents=True)
+    (entry / "ibdev").write_text("mlx5_0\n")
+    place = open_folder / "infiniband"
+    place.mkdir(0o700)
+    (place / "uverbs0").touch()
+    with as_user(STRANGER):
+        found = host_devices(open_folder / "names", open_folder / "files", place)
+    assert found == (HostDevice("mlx5_0", str(place / "uverbs0"), "denied"),)
 
 
 def test_pyverbs_is_looked_for_without_being_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,10 +49,10 @@ def _answer(key: tuple[str, int], answer: Future[Places]) -> None:
     try:
         found = _ask(*key)
     except Exception as error:  # whatever it is, who asked gets it
-        del _open[key]
+        _open.pop(key, None)  # two loops may have asked at the same moment
         answer.set_exception(error)
     else:
-        del _open[key]
+        _open.pop(key, None)
         answer.set_result(found)
 
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from typing import TYPE_CHECKING
 
 from allreduced.cli.arguments import Subparsers, count
 from allreduced.cli.console import complain, say
 from allreduced.core.errors import AgentUnavailable, AllReducedError, to_wire
-
-if TYPE_CHECKING:  # the agent's own modules are loaded by the command only
-    from allreduced.daemon.settings import Settings
 
 _EPILOG = """\
 examples:
@@ -40,7 +36,8 @@ def add_parser(subparsers: Subparsers) -> None:
     add(
         "--check",
         action="store_true",
-        help="print the effective settings as TOML, secrets masked, and the times that follow from them, and stop",
+        help="find out whether an agent would start here, print the effective settings as TOML, secrets masked, and the"
+        " times that follow from them, and stop",
     )
     add("--quiet", action="store_true", help="with --check: print nothing where all is well")
     add("--node", metavar="NAME", help="unique name of this node (default: the host name)")
@@ -90,7 +87,9 @@ def _execute(arguments: argparse.Namespace) -> int:
     overrides = _overrides(arguments)
     settings = load(arguments.config, os.environ, overrides)
     if arguments.check:
-        _see_that_it_starts(settings)
+        from allreduced.daemon.start_check import check_start, node_of
+
+        check_start(node_of(settings, private=arguments.private), settings)
     if arguments.check and arguments.quiet:
         return 0
     if arguments.check:
@@ -111,22 +110,6 @@ def _execute(arguments: argparse.Namespace) -> int:
             on_ready=_tell if arguments.ready_fd is None else None,  # who started it by hand wants to know
         ),
     )
-
-
-def _see_that_it_starts(settings: Settings) -> None:
-    """Look for what no setting tells by itself: names of users and groups, and what does not go together.
-
-    :raises ConfigError: an agent would not start with it.
-    """
-    from allreduced.daemon.access import access_from, socket_group
-    from allreduced.daemon.certificate_files import files_of
-    from allreduced.daemon.settings import secret_bytes
-
-    access_from(settings.access, os.geteuid())
-    socket_group(settings.access)
-    files_of(settings.security)
-    if settings.security.secret:
-        secret_bytes(settings)  # reads no file, but refuses both
 
 
 def _tell(socket: str, listen: str) -> None:

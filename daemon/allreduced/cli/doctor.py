@@ -24,8 +24,11 @@ SYSTEM_CONFIG = "/etc/allreduced/agent.toml"
 JSON_VERSION = 1
 """Grows when a key of ``--json`` changes its meaning or goes; new keys may come at any time."""
 
+FIRST_ANSWER = 10.0
+"""Seconds in which the agent must say anything at all; one that hangs or is stopped does not."""
+
 ANSWER_TIMEOUT = 75.0
-"""Seconds that the agent may take; it bounds each step of its own."""
+"""Seconds that it may then take to ask others; it bounds each step of its own."""
 
 _MOST_NODES = 16
 """Agents up to which the table of who reaches whom is written in full."""
@@ -68,21 +71,14 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Examine, and write what was found; return the exit status."""
-    from allreduced.client.environment import usual_places
+    from allreduced.daemon.descriptors import raise_descriptor_limit
     from allreduced.daemon.doctor.examination import examine
     from allreduced.daemon.doctor.finding import Level, worst
-    from allreduced.daemon.settings import default_socket
     from allreduced.daemon.settings_reader import load
 
-    config = arguments.config or (SYSTEM_CONFIG if Path(SYSTEM_CONFIG).is_file() else None)
-    if config is not None and config != arguments.config and not os.access(config, os.R_OK):
-        complain(f"this user may not read {config}: examined with the settings of the environment only")
-        config = None
-    settings = load(config, os.environ, {})
-    socket = arguments.socket or os.environ.get("ALLREDUCED_SOCKET") or settings.agent.socket
-    # Where jobs look, too: the service's socket is found from a session that has a runtime directory of its own.
-    socket = socket or next((place for place in usual_places(os.environ) if os.access(place, os.F_OK)), "")
-    socket = socket or default_socket(os.environ)
+    settings = load(arguments.config or _system_config(), os.environ, {})
+    raise_descriptor_limit()  # many agents may be listed
+    socket = arguments.socket or os.environ.get("ALLREDUCED_SOCKET") or settings.agent.socket or _usual_socket()
 
     def ask() -> Told:
         return _ask(socket, others=not arguments.local, bandwidth=arguments.bandwidth)
@@ -93,6 +89,27 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         say("\n".join(lines(found, quiet=arguments.quiet)))
     return 1 if worst(found.findings) is Level.PROBLEM else 0
+
+
+def _system_config() -> str | None:
+    """Return the settings of the service; None where there are none, or this user may not read them, which is said."""
+    try:
+        with Path(SYSTEM_CONFIG).open("rb"):
+            return SYSTEM_CONFIG
+    except PermissionError:  # of the file, or a folder on the way
+        complain(f"this user may not read {SYSTEM_CONFIG}: examined with the settings of the environment only")
+        return None
+    except OSError:
+        return None
+
+
+def _usual_socket() -> str:
+    """Return where jobs look: the service's socket is found from a session with a runtime directory of its own."""
+    from allreduced.client.environment import usual_places
+    from allreduced.daemon.settings import default_socket
+
+    there = (place for place in usual_places(os.environ) if os.access(place, os.F_OK, effective_ids=True))
+    return next(there, "") or default_socket(os.environ)
 
 
 def as_json(found: Examination) -> dict[str, object]:
@@ -172,6 +189,8 @@ def _ask(socket: str, *, others: bool, bandwidth: bool) -> Told:
     from allreduced.daemon.doctor.examination import Told
     from allreduced.daemon.status import MEASURE, PROBE
 
+    address = parse_socket(socket)
+    ask_status(address, path=socket, others=False, timeout=FIRST_ANSWER)
     probe = MEASURE if bandwidth and others else PROBE if others else 0
-    told = ask_status(parse_socket(socket), path=socket, others=others, timeout=ANSWER_TIMEOUT, probe=probe)
+    told = ask_status(address, path=socket, others=others, timeout=ANSWER_TIMEOUT, probe=probe)
     return Told(told.reports, told.unanswered)

@@ -7,15 +7,15 @@ import faulthandler
 import logging
 import os
 import signal
-import socket
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 
-from allreduced.core.errors import AllReducedError, ConfigError
+from allreduced.core.errors import AllReducedError
 from allreduced.daemon import logs
 from allreduced.daemon.access import access_from, socket_group, socket_mode
 from allreduced.daemon.descriptors import raise_descriptor_limit
 from allreduced.daemon.entrance import Entrance
+from allreduced.daemon.event_loop import loop_factory
 from allreduced.daemon.handed_socket import handed_socket
 from allreduced.daemon.lifetime import Lifetime
 from allreduced.daemon.parts import Parts, assemble, use_settings
@@ -25,11 +25,9 @@ from allreduced.daemon.reloading import Reloading
 from allreduced.daemon.service_manager import ServiceManager
 from allreduced.daemon.settings import Settings, default_socket
 from allreduced.daemon.socket_path import BoundSocket, bind_socket
+from allreduced.daemon.start_check import check_start, node_of
 
 logger = logging.getLogger("allreduced.agent")
-
-AUTO_LOOP = "asyncio"
-"""What ``loop = "auto"`` means. No difference to uvloop was measured; this one is always there."""
 
 CLOSE_TIMEOUT = 10.0
 """Seconds that the end takes at most where no peer and no operation is waited for."""
@@ -62,7 +60,7 @@ def run_agent(settings: Settings, options: AgentOptions, environ: MutableMapping
     :raises AllReducedError: it could not be started.
     """
     environ = os.environ if environ is None else environ
-    node = settings.agent.node or _default_name(private=options.private)
+    node = node_of(settings, private=options.private)
     logs.configure(settings.agent.log_level, node, settings.agent.log_format, environ)
     readiness = Readiness(options.ready_fd)
     manager = ServiceManager(environ)
@@ -70,12 +68,11 @@ def run_agent(settings: Settings, options: AgentOptions, environ: MutableMapping
         faulthandler.enable()  # the watchdog's SIGABRT tells then where the agent hangs
     try:
         raise_descriptor_limit()
-        _check_peers(node, settings)
-        loop_factory = _loop_factory(settings.agent.loop)
+        check_start(node, settings, had=settings)  # what is left out is about to be had
         bound = handed_socket(environ)
         parts = assemble(node, settings, tile_bytes=options.tile_bytes)
         agent = Agent(parts, settings, options, bound or settings.agent.socket or default_socket(environ), manager)
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
+        with asyncio.Runner(loop_factory=loop_factory(settings.agent.loop)) as runner:
             return runner.run(agent.run(readiness))
     except AllReducedError as error:
         readiness.failed(error)
@@ -202,7 +199,7 @@ class Agent:
             credentials = self._parts.credentials
             self._reloading = Reloading(
                 self._settings,
-                self._options.reload,
+                self._read_settings,
                 self._use_settings,
                 self._manager,
                 self._status,
@@ -217,6 +214,16 @@ class Agent:
             self._reloading.ask()
         else:
             self._hung_up = True
+
+    def _read_settings(self) -> Settings:
+        """Read the settings again, in a thread.
+
+        :raises AllReducedError: an agent would not start with them.
+        """
+        assert self._options.reload is not None
+        settings = self._options.reload()
+        check_start(node_of(settings), settings, had=self._settings)
+        return settings
 
     def _read_access(self, settings: Settings) -> Callable[[], None]:
         access = access_from(settings.access, os.geteuid())
@@ -290,36 +297,3 @@ class Agent:
             await parts.monitoring.close()
         if self._pulse is not None:
             self._pulse.close()
-
-
-def _check_peers(node: str, settings: Settings) -> None:
-    """Check what settings do not tell where the host's name is this agent's.
-
-    :raises ConfigError: it is listed as its own peer.
-    """
-    if any(peer.node == node for peer in settings.peers.static):
-        raise ConfigError(
-            f"{node!r} is listed among the peers, and is this agent itself",
-            path="peers.static",
-            hint="list the other agents only, or give this one another agent.node",
-        )
-
-
-def _default_name(*, private: bool) -> str:
-    """Return the host's name; several private agents may run on one host."""
-    host = socket.gethostname() or "node"
-    return f"{host}-{os.getpid()}" if private else host
-
-
-def _loop_factory(choice: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    if (AUTO_LOOP if choice == "auto" else choice) == "asyncio":
-        return asyncio.new_event_loop
-    try:
-        import uvloop
-    except ImportError:
-        if choice == "auto":
-            return asyncio.new_event_loop
-        raise ConfigError(
-            "uvloop is not installed", path="agent.loop", hint="pip install 'allreduced[agent]'"
-        ) from None
-    return uvloop.new_event_loop

@@ -6,6 +6,12 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
+from allreduced.core.errors import AgentUnavailable, ConfigError
+from allreduced.daemon.settings import Engine
+
+MAX_THREADS = 4
+"""Reduction threads where the settings do not say; memory bandwidth is used up by then."""
+
 
 class Kernels(Protocol):
     """Reductions: small ones at once on the calling thread, others on worker threads.
@@ -76,3 +82,30 @@ class NativeKernels:
         self.completed = self._pool.completed
         self.fileno = self._pool.fileno
         self.close = self._pool.close
+
+
+def reduction_threads(settings: Engine) -> int:
+    """Return how many threads reduce."""
+    return settings.threads or min(len(settings.cpus) or len(os.sched_getaffinity(0)), MAX_THREADS)
+
+
+def native_kernels(threads: int, cpus: Sequence[int], nice: int) -> NativeKernels:
+    """Return the native kernels, with their threads.
+
+    :raises AgentUnavailable: the native module was not built or does not fit this machine.
+    :raises ConfigError: this process may not have such threads.
+    """
+    try:
+        return NativeKernels(threads, cpus, nice)
+    except ImportError as error:
+        raise AgentUnavailable(
+            f"the native kernels cannot be loaded: {error}",
+            hint="where this is the wheel without them, which is for clients, install one with them, or build it where "
+            "there is a C++ compiler: pip install --no-binary allreduced 'allreduced[agent]'",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"engine: the reduction threads cannot be started: {error}",
+            path="engine",
+            hint=f"this process may use the CPUs {sorted(os.sched_getaffinity(0))} (engine.threads, cpus, nice)",
+        ) from error

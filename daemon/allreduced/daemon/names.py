@@ -33,6 +33,21 @@ async def addresses_of(name: str, port: int) -> Places:
     return tuple(dict.fromkeys((address[0], port) for _, address in found))
 
 
+def check_services(service: str) -> None:
+    """Check that the records of a service can be asked for.
+
+    :raises ConfigError: the package dnspython is missing.
+    """
+    try:
+        import dns.asyncresolver  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            f"to look up the service {service}, the package dnspython is needed, and it is not installed",
+            path="peers.dns",
+            hint="pip install 'allreduced[dns]'; or give name:port, which needs addresses (A, AAAA) only",
+        ) from None
+
+
 async def places_of(service: str, port: int) -> Places:
     """Return the addresses and ports that the SRV records of ``service`` lead to. ``port`` is not used.
 
@@ -40,17 +55,12 @@ async def places_of(service: str, port: int) -> Places:
         known.
     :raises ConfigError: the package dnspython is missing.
     """
-    try:
-        import dns.asyncresolver
-        import dns.exception
-        import dns.name
-        import dns.rdtypes.IN.SRV
-    except ImportError:
-        raise ConfigError(
-            f"to look up the service {service}, the package dnspython is needed, and it is not installed",
-            path="peers.dns",
-            hint="pip install 'allreduced[dns]'; or give name:port, which needs addresses (A, AAAA) only",
-        ) from None
+    check_services(service)
+    import dns.asyncresolver
+    import dns.exception
+    import dns.name
+    import dns.rdtypes.IN.SRV
+
     try:
         answer = await dns.asyncresolver.resolve(service, "SRV", search=True, lifetime=SERVICE_SECONDS)
     except dns.exception.DNSException as error:

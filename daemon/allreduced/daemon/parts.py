@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from allreduced.core.errors import AgentUnavailable, ConfigError
 from allreduced.core.release import release
 from allreduced.daemon import logs
 from allreduced.daemon.access import access_from
@@ -20,7 +18,7 @@ from allreduced.daemon.credentials import FileCredentials
 from allreduced.daemon.driver import Driver
 from allreduced.daemon.engine.engine import Engine
 from allreduced.daemon.engine.limits import Limits as EngineLimits
-from allreduced.daemon.kernel_port import Kernels, NativeKernels
+from allreduced.daemon.kernel_port import Kernels, native_kernels, reduction_threads
 from allreduced.daemon.local_limits import LocalLimits
 from allreduced.daemon.local_server import LocalServer
 from allreduced.daemon.membership.events import Event as MembershipEvent
@@ -43,9 +41,6 @@ from allreduced.transports.registry import transport
 
 if TYPE_CHECKING:
     from allreduced.daemon.metrics.monitoring import Monitoring
-
-MAX_THREADS = 4
-"""Reduction threads where the settings do not say; memory bandwidth is used up by then."""
 
 MOST_OPERATIONS = 256
 """Operations of which a status report tells: to look at more would hold up those that run."""
@@ -104,8 +99,8 @@ def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
     total = limits.arena_bytes or default_total()
     carriage = choose(settings, total)
     arenas = ArenaTable(_arena_limits(limits, total))
-    threads = engine_settings.threads or min(len(engine_settings.cpus) or len(os.sched_getaffinity(0)), MAX_THREADS)
-    native = _kernels(threads, engine_settings.cpus, engine_settings.nice)
+    threads = reduction_threads(engine_settings)
+    native = native_kernels(threads, engine_settings.cpus, engine_settings.nice)
     counted = metered(native) if settings.metrics.listen else None
     kernels: Kernels = counted or native
     engine = Engine(node, _engine_limits(settings, total))
@@ -282,20 +277,3 @@ class _ForLinks:
         if isinstance(event, FrameArrived) and isinstance(event.frame, Announce):
             self._server.drop_stale(event.frame.key)
         self._driver.membership_event(event)
-
-
-def _kernels(threads: int, cpus: Sequence[int], nice: int) -> NativeKernels:
-    try:
-        return NativeKernels(threads, cpus, nice)
-    except ImportError as error:
-        raise AgentUnavailable(
-            f"the native kernels cannot be loaded: {error}",
-            hint="where this is the wheel without them, which is for clients, install one with them, or build it where "
-            "there is a C++ compiler: pip install --no-binary allreduced 'allreduced[agent]'",
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"engine: the reduction threads cannot be started: {error}",
-            path="engine",
-            hint=f"this process may use the CPUs {sorted(os.sched_getaffinity(0))} (engine.threads, cpus, nice)",
-        ) from error

@@ -19,10 +19,18 @@ def reading_hint(path: str | Path, error: OSError) -> str:
     if not isinstance(error, PermissionError):
         return ""
     user = _user()
+    folder = closed_folder(path)
+    if folder is not None:
+        return f"{user} may not enter {folder}: put the file where it may, such as /etc/allreduced"
+    return f"give it to the user of the agent: chown {user} {path}"
+
+
+def closed_folder(path: str | Path) -> Path | None:
+    """Return the first folder on the way to ``path`` that this process may not enter; None where it may enter all."""
     for folder in reversed(Path(path).absolute().parents):
         if not os.access(folder, os.X_OK, effective_ids=True):
-            return f"{user} may not enter {folder}: put the file where it may, such as /etc/allreduced"
-    return f"give it to the user of the agent: chown {user} {path}"
+            return folder
+    return None
 
 
 def _user() -> str:

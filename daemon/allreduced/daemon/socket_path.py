@@ -91,6 +91,42 @@ def bind_socket(name: str, *, mode: int = 0o600, group: int = -1, backlog: int =
         raise
 
 
+def check_place(name: str) -> None:
+    """Check that a socket could be made at the place ``name``. Makes nothing.
+
+    A socket that is there already is well: of this agent, of one that was killed, or of the service manager.
+
+    :raises ConfigError: something else is there, or this user could not make one in that folder.
+    """
+    if parse_socket(name, path=_SETTING).abstract:
+        return
+    try:
+        if not stat.S_ISSOCK(os.lstat(name).st_mode):
+            raise _no_socket(name)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise _bind_error(name, error) from error
+    else:
+        return
+    folder = Path(name).parent
+    there = os.access(folder, os.F_OK, effective_ids=True)
+    made_in = folder if there else folder.parent
+    if not os.access(made_in, os.F_OK, effective_ids=True):
+        raise _bind_error(name, OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    if not os.access(made_in, os.W_OK | os.X_OK, effective_ids=True):
+        refused = OSError(errno.EACCES, os.strerror(errno.EACCES))
+        raise _lock_error(_lock_of(name), name, refused) if there else _bind_error(name, refused)
+
+
+def _no_socket(name: str) -> ConfigError:
+    return ConfigError(f"{name} exists and is not a socket", path=_SETTING, hint="move it away or choose another path")
+
+
+def _lock_of(name: str) -> Path:
+    return Path(name).with_name(f"{Path(name).name}.lock")
+
+
 def _give(name: str, group: int) -> None:
     """Give the file to a group.
 
@@ -121,9 +157,7 @@ def _is_dead_socket(name: str) -> bool:
     except OSError as error:
         raise _bind_error(name, error) from error
     if not stat.S_ISSOCK(found.st_mode):
-        raise ConfigError(
-            f"{name} exists and is not a socket", path=_SETTING, hint="move it away or choose another path"
-        )
+        raise _no_socket(name)
     if found.st_uid != os.geteuid():
         raise ConfigError(
             f"the socket {name} belongs to uid {found.st_uid}, this agent runs as uid {os.geteuid()}",
@@ -153,7 +187,7 @@ def _start_lock(name: str) -> Iterator[None]:
     What is locked is a file of this user beside the socket that nobody else can open, made and taken away here. A lock
     of the folder itself could be held by whoever may read it.
     """
-    path = Path(name).with_name(f"{Path(name).name}.lock")
+    path = _lock_of(name)
     try:
         path.parent.mkdir(mode=0o755, exist_ok=True)
     except OSError as error:

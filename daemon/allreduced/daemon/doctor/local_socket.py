@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allreduced.core.addresses import parse_socket
-from allreduced.daemon.doctor.finding import Finding, note, ok, problem
+from allreduced.daemon.doctor.finding import Finding, note, ok, problem, warning
+from allreduced.daemon.private_file import closed_folder
 
 SUBJECT = "socket"
 
@@ -26,7 +27,8 @@ class SocketFacts:
 
     ``kind``: ``abstract``, ``socket``, ``other`` (something else is there), ``nothing``, ``no_folder`` or ``hidden``
     (this user may not look). ``answer``: what connecting gave: 0, or an errno. ``mode``: permission bits; ``uid`` and
-    ``gid``: whose the socket is. ``may_make``: whether this user could make a socket there.
+    ``gid``: whose the socket is. ``may_make``: whether this user could make a socket there. ``folder_uid``: whose the
+    folder is. ``asker``: the uid of this process. ``closed``: the folder that it may not enter, where it may not look.
     """
 
     name: str
@@ -36,6 +38,9 @@ class SocketFacts:
     uid: int = 0
     gid: int = 0
     may_make: bool = True
+    folder_uid: int = 0
+    asker: int = 0
+    closed: str = ""
 
 
 def socket_facts(name: str) -> SocketFacts:
@@ -48,16 +53,21 @@ def socket_facts(name: str) -> SocketFacts:
     if address.abstract:
         return SocketFacts(name, "abstract", answer)
     folder = Path(name).parent
-    may_make = os.access(folder if folder.exists() else folder.parent, os.W_OK | os.X_OK)
+    # Not Path.exists, which raises where a folder on the way may not be entered.
+    there = os.access(folder, os.F_OK, effective_ids=True)
+    may_make = os.access(folder if there else folder.parent, os.W_OK | os.X_OK, effective_ids=True)
     try:
         found = os.lstat(name)
+        folder_uid = folder.stat().st_uid
     except FileNotFoundError:
-        kind = "nothing" if folder.exists() else "no_folder"
-        return SocketFacts(name, kind, answer, may_make=may_make)
+        return SocketFacts(name, "nothing" if there else "no_folder", answer, may_make=may_make)
     except OSError:
-        return SocketFacts(name, "hidden", answer, may_make=may_make)
+        return SocketFacts(name, "hidden", answer, may_make=False, closed=str(closed_folder(name) or folder))
     kind = "socket" if stat.S_ISSOCK(found.st_mode) else "other"
-    return SocketFacts(name, kind, answer, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, may_make)
+    mode = stat.S_IMODE(found.st_mode)
+    return SocketFacts(
+        name, kind, answer, mode, found.st_uid, found.st_gid, may_make, folder_uid=folder_uid, asker=os.geteuid()
+    )
 
 
 def judge_socket(facts: SocketFacts) -> Iterator[Finding]:
@@ -70,8 +80,8 @@ def judge_socket(facts: SocketFacts) -> Iterator[Finding]:
         case "hidden":
             yield problem(
                 SUBJECT,
-                f"this user may not look at {facts.name}",
-                f"join the group of {Path(facts.name).parent} (usermod -aG), or name another socket",
+                f"this user may not look at {facts.name}: it may not enter {facts.closed}",
+                f"join the group of {facts.closed} (usermod -aG), or name another socket (ALLREDUCED_SOCKET)",
             )
             return
         case _:
@@ -95,9 +105,7 @@ def judge_socket(facts: SocketFacts) -> Iterator[Finding]:
             "it hangs, is stopped, or somebody floods it: see its log (journalctl -u allreduced)",
         )
     elif facts.kind == "socket":
-        yield note(
-            SUBJECT, f"{facts.name} was left behind by an agent that was killed; the next one replaces it", start
-        )
+        yield _left_behind(facts, start)
     elif not facts.may_make:
         yield problem(
             SUBJECT,
@@ -106,6 +114,21 @@ def judge_socket(facts: SocketFacts) -> Iterator[Finding]:
         )
     else:
         yield note(SUBJECT, f"no agent runs at {facts.name}", start)
+
+
+def _left_behind(facts: SocketFacts, start: str) -> Finding:
+    """Return what is to be said about a socket where nobody listens: only an agent of its owner replaces it. Pure."""
+    uid = facts.uid
+    text = (
+        f"{facts.name} was left behind by an agent of uid {uid} that was killed; an agent of uid {uid} replaces it, one"
+        " of another user does not start"
+    )
+    if uid == facts.folder_uid != 0 or uid == facts.asker != 0:
+        return note(SUBJECT, text, start)
+    mend = f"sudo rm {facts.name}; then {start}"
+    if facts.folder_uid not in (0, uid):
+        return problem(SUBJECT, f"{text}, and the folder is that of uid {facts.folder_uid}", mend)
+    return warning(SUBJECT, text, mend)
 
 
 def _connect(address: str) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,13 @@ SMALL_MTU: Final = 1400
 
 MOST_DIALLED: Final = 64
 """Places behind a name that are dialled: enough to see that it is right."""
+
+MOST_AT_ONCE: Final = 256
+"""Places that are dialled at the same time."""
+
+_OTHER_DESCRIPTORS: Final = 40
+_DESCRIPTORS_PER_DIAL: Final = 3
+"""Files that one dial has open at most: its socket, and what the resolver asks with."""
 
 _BRIDGES: Final = ("docker", "br-", "virbr", "cni", "lxcbr", "podman", "cbr", "flannel", "veth")
 
@@ -81,17 +90,22 @@ class NetworkFacts:
 
 
 async def network_facts(settings: Settings) -> NetworkFacts:
-    """Look names up and dial each listed agent once, all at the same time.
+    """Look names up and dial each listed agent once, as many at the same time as descriptors allow.
 
-    Takes some seconds at most where the system's resolver answers, else as long as that one waits.
+    Takes some seconds for each :func:`at_once` of them where the system's resolver answers, else as long as that one
+    waits.
 
     :raises AllReducedError: an address in the settings is malformed.
     """
     host = socket.gethostname()
     peers = settings.peers
     named = [(peer.node, parse_address(peer.address)) for peer in peers.static]
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = asyncio.Semaphore(at_once(None if soft == resource.RLIM_INFINITY else soft))
     found, listed, (name, behind) = await asyncio.gather(
-        resolve(host), asyncio.gather(*(_peer(node, address) for node, address in named)), _behind_name(settings)
+        resolve(host),
+        asyncio.gather(*(_peer(node, address, room) for node, address in named)),
+        _behind_name(settings, room),
     )
     listed += behind
     told = await _told(settings, listed)
@@ -102,6 +116,13 @@ async def network_facts(settings: Settings) -> NetworkFacts:
         interface = interface_facts(numeric[0]) if numeric else None
     ipv6 = socket.has_dualstack_ipv6()
     return NetworkFacts(host, found, peers.listen, told, here, interface, ipv6, tuple(listed), name)
+
+
+def at_once(descriptors: int | None) -> int:
+    """Return how many places are dialled at once by a process that may open so many files, None for no limit. Pure."""
+    if descriptors is None:
+        return MOST_AT_ONCE
+    return min(MOST_AT_ONCE, max(1, (descriptors - _OTHER_DESCRIPTORS) // _DESCRIPTORS_PER_DIAL))
 
 
 def judge_network(facts: NetworkFacts) -> Iterator[Finding]:
@@ -204,7 +225,8 @@ def _advertised(facts: NetworkFacts) -> Iterator[Finding]:
             "set peers.advertise to another one (ip -br address)",
         )
     elif facts.interface is None or not facts.interface.name:
-        if not facts.advertised_here:
+        # An agent cannot listen where this machine is not: that is told of the settings.
+        if not facts.advertised_here and not _listened(facts, address):
             yield note(
                 subject,
                 f"others are told to dial {address}, which no interface of this machine has; that is right"
@@ -228,20 +250,25 @@ def _advertised(facts: NetworkFacts) -> Iterator[Finding]:
             )
 
 
+def _listened(facts: NetworkFacts, address: Address) -> bool:
+    """Return whether others are told the address because this agent is to listen there."""
+    return bool(facts.listening) and parse_address(facts.listening, any_port=True).host == address.host
+
+
 def interface_facts(numeric: str) -> Interface:
     """Return what the kernel tells about the interface that has a numeric address."""
     name = interface_of(numeric)
     place = Path("/sys/class/net") / name
-    if not name or not place.exists():
+    if not name or not os.access(place, os.F_OK):
         return Interface(name, 0, bridge=False)
     try:
         mtu = int((place / "mtu").read_text())
     except (OSError, ValueError):
         mtu = 0
-    return Interface(name, mtu, bridge=(place / "bridge").exists() or name.startswith(_BRIDGES))
+    return Interface(name, mtu, bridge=os.access(place / "bridge", os.F_OK) or name.startswith(_BRIDGES))
 
 
-async def _behind_name(settings: Settings) -> tuple[NameFacts | None, list[PeerFacts]]:
+async def _behind_name(settings: Settings, room: asyncio.Semaphore) -> tuple[NameFacts | None, list[PeerFacts]]:
     """Look the name up and dial what is behind it, except places of this machine: one of them is this agent's own."""
     text = settings.peers.dns
     if not text:
@@ -255,12 +282,13 @@ async def _behind_name(settings: Settings) -> tuple[NameFacts | None, list[PeerF
     except TimeoutError:
         return NameFacts(text, (), f"no answer for {FIRST_LOOKUP:g} s"), []
     others = [Address(name.scheme, host, port) for host, port in places if not await is_here(host)]
-    peers = await asyncio.gather(*(_peer(address.host_port, address) for address in others[:MOST_DIALLED]))
+    peers = await asyncio.gather(*(_peer(address.host_port, address, room) for address in others[:MOST_DIALLED]))
     return NameFacts(text, tuple(Address(name.scheme, *place).host_port for place in places)), list(peers)
 
 
-async def _peer(node: str, address: Address) -> PeerFacts:
-    found, dialled = await asyncio.gather(resolve(address.host), dial_once(str(address)))
+async def _peer(node: str, address: Address, room: asyncio.Semaphore) -> PeerFacts:
+    async with room:
+        found, dialled = await asyncio.gather(resolve(address.host), dial_once(str(address)))
     local = bool(found) and all(is_loopback(numeric) for numeric in found)
     return PeerFacts(node, str(address), found, local, dialled)
 

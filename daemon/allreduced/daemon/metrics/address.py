@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Final
 
 from allreduced.core.addresses import Address, parse_address
@@ -27,3 +28,14 @@ def listen_address(text: str, path: str = LISTEN) -> Address:
     if address.scheme != "http":
         raise ConfigError(f"{text!r}: only http is served", path=path, hint="write host:port")
     return address
+
+
+def cannot_listen(address: Address, error: OSError) -> ConfigError:
+    """Return the error for an address where metrics cannot be served. Pure."""
+    reasons = {
+        errno.EADDRINUSE: ("the port is in use", "choose another port, or end what uses this one"),
+        errno.EADDRNOTAVAIL: ("no interface of this machine has that address", "write an address of this machine"),
+        errno.EACCES: ("it is not permitted", "choose a port above 1023"),
+    }
+    reason, hint = reasons.get(error.errno or 0, (error.strerror or str(error), "write host:port of this machine"))
+    return ConfigError(f"metrics cannot be served at {address.host_port}: {reason}", path=LISTEN, hint=hint)

@@ -29,6 +29,19 @@ def metered(kernels: Kernels) -> MeteredKernels:
     return MeteredKernels(kernels, ThreadClock().seconds)
 
 
+def check_libraries() -> None:
+    """Check that what serves metrics is installed.
+
+    :raises ConfigError: a library is missing.
+    """
+    try:
+        import allreduced.daemon.metrics.monitoring  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"metrics need the module {error.name}", path=LISTEN, hint="pip install 'allreduced[agent]'"
+        ) from error
+
+
 def monitoring(
     node: str,
     settings: Settings,
@@ -44,12 +57,9 @@ def monitoring(
 
     :raises ConfigError: a library is missing, or the address is malformed.
     """
-    try:
-        from allreduced.daemon.metrics.monitoring import Monitoring, Sources
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"metrics need the module {error.name}", path=LISTEN, hint="pip install 'allreduced[agent]'"
-        ) from error
+    check_libraries()
+    from allreduced.daemon.metrics.monitoring import Monitoring, Sources
+
     calls = CallMeter()
     driver.meter = calls
     return Monitoring(

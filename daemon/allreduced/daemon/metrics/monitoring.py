@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 from collections.abc import Callable
@@ -12,12 +11,11 @@ from http import HTTPStatus
 from typing import Protocol
 
 from allreduced.core.addresses import Address
-from allreduced.core.errors import ConfigError
 from allreduced.core.refusals import POSSIBLE, REFUSED
 from allreduced.daemon.arena import ArenaKind
 from allreduced.daemon.arena_table import ArenaTable
 from allreduced.daemon.engine.reading import Reading
-from allreduced.daemon.metrics.address import LISTEN, listen_address
+from allreduced.daemon.metrics.address import cannot_listen, listen_address
 from allreduced.daemon.metrics.calls import CallMeter
 from allreduced.daemon.metrics.exposition import CONTENT_TYPE, Exposition
 from allreduced.daemon.metrics.facts import Facts, LogCount, Memory
@@ -95,7 +93,7 @@ class Monitoring:
         try:
             host, port = await self._server.listen(address.host, address.port)
         except OSError as error:
-            raise _cannot_listen(address, error) from error
+            raise cannot_listen(address, error) from error
         self._loop_name = type(asyncio.get_running_loop()).__module__.partition(".")[0]
         self._lag.start()
         got = Address("http", host, port)
@@ -165,13 +163,3 @@ class Monitoring:
     async def _ready(self) -> Answer:
         why = self._why_not_ready()
         return plain(HTTPStatus.SERVICE_UNAVAILABLE, "\n".join(why)) if why else plain(HTTPStatus.OK, "ready")
-
-
-def _cannot_listen(address: Address, error: OSError) -> ConfigError:
-    reasons = {
-        errno.EADDRINUSE: ("the port is in use", "choose another port, or end what uses this one"),
-        errno.EADDRNOTAVAIL: ("no interface of this machine has that address", "write an address of this machine"),
-        errno.EACCES: ("it is not permitted", "choose a port above 1023"),
-    }
-    reason, hint = reasons.get(error.errno or 0, (error.strerror or str(error), "write host:port of this machine"))
-    return ConfigError(f"metrics cannot be served at {address.host_port}: {reason}", path=LISTEN, hint=hint)

@@ -87,7 +87,11 @@ def offered(files: Path = _FILES) -> dict[str, Path]:
 def _host_device(name: str, file: Path | None, usable: Callable[[Path], bool]) -> HostDevice:
     if file is None:
         return HostDevice(name, "", "missing")
-    if not file.exists():
+    try:
+        file.stat()
+    except PermissionError:  # of a folder on the way
+        return HostDevice(name, str(file), "denied")
+    except OSError:
         return HostDevice(name, str(file), "missing")
     return HostDevice(name, str(file), "allowed" if usable(file) else "denied")
 

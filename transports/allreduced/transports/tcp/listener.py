@@ -13,7 +13,7 @@ from allreduced.core.accept_budget import BURST, AcceptBudget
 from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigError, ProtocolError
 from allreduced.core.log_limit import LogLimit
 from allreduced.core.refusals import Kind, Plane, kind_of, refused
-from allreduced.core.resolver import SockAddr, look_up
+from allreduced.core.resolver import look_up
 from allreduced.transports.base import Handshake, LinkAccepted, LinkOptions, Listener
 from allreduced.transports.tcp import wire
 from allreduced.transports.tcp.address import SCHEME, parse, text
@@ -299,6 +299,23 @@ async def listen(
 
     ``negotiator`` answers diallers that want another way for their data; without one all goes by TCP.
     """
+    sock = await bound(address, scheme)
+    try:
+        try:
+            sock.listen(BACKLOG)
+        except OSError as error:
+            raise _cannot_listen(address, error) from error
+        return TcpListener(sock, accepted, options, scheme, negotiator)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def bound(address: str, scheme: str = SCHEME) -> socket.socket:
+    """Return a socket that has the address, and does not listen yet: nobody else is kept from it.
+
+    :raises ConfigError: the address cannot be had; the cause is the system's error.
+    """
     host, port = parse(address, scheme)
     _check_interface(host, address)
     try:
@@ -312,11 +329,14 @@ async def listen(
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6 and target[0] == "::":
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # the wildcard takes IPv4 too
-        _bind(sock, target, address)
-        return TcpListener(sock, accepted, options, scheme, negotiator)
+        try:
+            sock.bind(target)
+        except OSError as error:
+            raise _cannot_listen(address, error) from error
     except BaseException:
         sock.close()
         raise
+    return sock
 
 
 def _check_interface(host: str, address: str) -> None:
@@ -331,16 +351,12 @@ def _check_interface(host: str, address: str) -> None:
             ) from error
 
 
-def _bind(sock: socket.socket, target: SockAddr, address: str) -> None:
-    try:
-        sock.bind(target)
-        sock.listen(BACKLOG)
-    except OSError as error:
-        reason, hint = error.strerror or str(error), ""
-        if error.errno == errno.EADDRINUSE:
-            reason, hint = "the port is in use", "stop the agent that holds it, or choose another port"
-        elif error.errno == errno.EADDRNOTAVAIL:
-            reason, hint = "this machine does not have that address", "listen at one of its own, or at 0.0.0.0"
-        elif error.errno == errno.EACCES:
-            reason, hint = "this user may not use that port", "choose one above 1023"
-        raise ConfigError(f"cannot listen at {address}: {reason}", hint=hint) from error
+def _cannot_listen(address: str, error: OSError) -> ConfigError:
+    reason, hint = error.strerror or str(error), ""
+    if error.errno == errno.EADDRINUSE:
+        reason, hint = "the port is in use", "stop the agent that holds it, or choose another port"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        reason, hint = "this machine does not have that address", "listen at one of its own, or at 0.0.0.0"
+    elif error.errno == errno.EACCES:
+        reason, hint = "this user may not use that port", "choose one above 1023"
+    return ConfigError(f"cannot listen at {address}: {reason}", hint=hint)
