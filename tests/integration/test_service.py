@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import select
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +51,10 @@ class Manager:
             lines = self._sock.recv(4096).decode().split("\n")
             if any(told.startswith(line) for told in lines):
                 return dict(told.split("=", 1) for told in lines)
+
+    def silent(self) -> bool:
+        """Return whether nothing is there that was not heard."""
+        return not select.select([self._sock], [], [], 0)[0]
 
     def close(self) -> None:
         self._sock.close()
@@ -193,6 +200,56 @@ async def test_a_broken_file_changes_nothing_and_the_job_goes_on(
     manager.until("STATUS=serving")
     comm.close()
     assert agent.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[engine]\nthread = 1\n", "$.engine.thread: unknown key 'thread'"),
+        ("version = 2\n", "the configuration is of version 2"),
+        ("[limits\n", "is no TOML"),
+        ('[peers]\nlisten = "tcp://192.0.2.1:0"\n', "192.0.2.1"),
+    ],
+)
+def test_why_a_start_failed_is_told_once(
+    start_agent: StartAgent, manager: Manager, tmp_path: Path, text: str, said: str
+) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text(text)
+    with pytest.raises(NotStarted) as caught:
+        start_agent("a", "--config", str(config), NOTIFY_SOCKET=manager.name, ALLREDUCED_INSECURE="1")
+    assert caught.value.status == 2
+    told = manager.until("STATUS=")
+    assert list(told) == ["STATUS"]
+    assert told["STATUS"].startswith("not started: ")
+    assert said in told["STATUS"]
+    assert manager.silent()
+
+
+def test_a_check_tells_the_service_manager_nothing(manager: Manager, tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text("version = 2\n")
+    command = [sys.executable, "-P", "-m", "allreduced.cli.main", "agent", "--config", str(config), "--check"]
+    done = subprocess.run(command, env={**os.environ, "NOTIFY_SOCKET": manager.name}, capture_output=True, check=False)
+    assert done.returncode == 2
+    assert manager.silent()
+
+
+def test_a_file_whose_name_is_no_utf_8_is_read_again_and_the_agent_ends_in_order(
+    start_agent: StartAgent, manager: Manager, tmp_path: Path
+) -> None:
+    config = tmp_path / os.fsdecode(b"c\xffg.toml")
+    config.write_text("")
+    agent = start_agent("a", "--config", str(config), NOTIFY_SOCKET=manager.name)
+    manager.until("READY=1")
+    config.write_text("[limits\n")
+    agent.process.send_signal(signal.SIGHUP)
+    manager.until("RELOADING=1")
+    assert "/c\\udcffg.toml is no TOML" in manager.until("READY=1")["STATUS"]
+    agent.process.send_signal(signal.SIGTERM)
+    assert "/c\\udcffg.toml is no TOML" in manager.until("STOPPING=1")["STATUS"]
+    assert agent.wait() == 0
+    assert "Traceback" not in agent.logged()
 
 
 def test_clients_that_come_early_wait_at_the_socket_that_is_handed_over(

@@ -74,13 +74,11 @@ def execute(arguments: argparse.Namespace) -> int:
     try:
         return _execute(arguments)
     except AllReducedError as error:
-        _announce(arguments.ready_fd, error)
+        _announce(arguments, error)
         raise
     except ModuleNotFoundError as error:
-        _announce(
-            arguments.ready_fd,
-            AgentUnavailable(f"the agent needs the module {error.name}", hint="pip install 'allreduced[agent]'"),
-        )
+        hint = "pip install 'allreduced[agent]'"
+        _announce(arguments, AgentUnavailable(f"the agent needs the module {error.name}", hint=hint))
         raise
 
 
@@ -145,12 +143,16 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, object]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _announce(ready_fd: int | None, error: AllReducedError) -> None:
-    """Tell whoever waits for the ready line why there will be none."""
-    if ready_fd is None:
+def _announce(arguments: argparse.Namespace, error: AllReducedError) -> None:
+    """Tell the service manager, and whoever waits for the ready line, why the agent does not run."""
+    from allreduced.daemon.service_manager import ServiceManager
+
+    if not arguments.check:
+        ServiceManager(os.environ).failed(f"not started: {error}")
+    if arguments.ready_fd is None:
         return
     try:
-        os.write(ready_fd, json.dumps({"error": to_wire(error)}).encode() + b"\n")
-        os.close(ready_fd)
+        os.write(arguments.ready_fd, json.dumps({"error": to_wire(error)}).encode() + b"\n")
+        os.close(arguments.ready_fd)
     except OSError:  # the agent itself has said it already, and closed the descriptor; or nobody waits any more
         return

@@ -57,7 +57,7 @@ def run_agent(settings: Settings, options: AgentOptions, environ: MutableMapping
     """Run the agent until it is told to stop; return its exit status, 0 after an orderly end.
 
     SIGTERM and SIGINT end it in order, a second one at once. SIGHUP reloads the settings where ``options.reload`` is
-    given. Why it did not start is told on ``ready_fd`` and to the service manager too.
+    given. Why it did not start is told on ``ready_fd`` too.
 
     :raises AllReducedError: it could not be started.
     """
@@ -79,7 +79,6 @@ def run_agent(settings: Settings, options: AgentOptions, environ: MutableMapping
             return runner.run(agent.run(readiness))
     except AllReducedError as error:
         readiness.failed(error)
-        manager.failed(f"not started: {error}")
         raise
 
 
