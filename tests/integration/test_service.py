@@ -36,6 +36,17 @@ os.execv(sys.argv[2], sys.argv[2:])
 """What a service manager does before it starts an agent: the socket becomes descriptor 3 of the same process."""
 
 
+CLOSED = ("sh", "-c", 'exec "$@" 2>&-', "sh")
+FULL = ("sh", "-c", 'exec "$@" 2>/dev/full', "sh")
+UNREAD = (
+    *(sys.executable, "-c"),
+    "import os, sys\nout, err = os.pipe()\nos.dup2(err, 2)\nos.close(out)\nos.execv(sys.argv[1], sys.argv[1:])",
+)
+"""What stands before a command whose standard error takes nothing."""
+
+AGENT = (sys.executable, "-P", "-m", "allreduced.cli.main", "agent")
+
+
 class Manager:
     """Hears what an agent tells."""
 
@@ -229,7 +240,7 @@ def test_why_a_start_failed_is_told_once(
 def test_a_check_tells_the_service_manager_nothing(manager: Manager, tmp_path: Path) -> None:
     config = tmp_path / "agent.toml"
     config.write_text("version = 2\n")
-    command = [sys.executable, "-P", "-m", "allreduced.cli.main", "agent", "--config", str(config), "--check"]
+    command = [*AGENT, "--config", str(config), "--check"]
     done = subprocess.run(command, env={**os.environ, "NOTIFY_SOCKET": manager.name}, capture_output=True, check=False)
     assert done.returncode == 2
     assert manager.silent()
@@ -250,6 +261,34 @@ def test_a_file_whose_name_is_no_utf_8_is_read_again_and_the_agent_ends_in_order
     assert "/c\\udcffg.toml is no TOML" in manager.until("STOPPING=1")["STATUS"]
     assert agent.wait() == 0
     assert "Traceback" not in agent.logged()
+
+
+@pytest.mark.parametrize("prefix", [CLOSED, FULL, UNREAD])
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_an_agent_lives_without_a_standard_error(
+    manager: Manager, tmp_path: Path, prefix: tuple[str, ...], style: str
+) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text(f'[agent]\nlog_level = "debug"\nlog_format = "{style}"\n')
+    path = str(tmp_path / "agent.sock")
+    environ = {**os.environ, "NOTIFY_SOCKET": manager.name, "WATCHDOG_USEC": "30000000", "PYTHONFAULTHANDLER": ""}
+    command = [*prefix, *AGENT, "--config", str(config), "--socket", path]
+    with subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL) as process:
+        try:
+            manager.until("READY=1")
+            comm = connect(job="job", rank=0, size=1, local_rank=0, local_size=1, socket=path, deadline=BOUND)
+            assert comm.all_reduce(np.ones(2), deadline=BOUND).tolist() == [1.0, 1.0]
+            comm.close()
+            config.write_text("[agent\n")
+            process.send_signal(signal.SIGHUP)
+            manager.until("RELOADING=1")
+            assert "is no TOML" in manager.until("READY=1")["STATUS"]
+            if prefix is CLOSED:
+                assert str(Path(f"/proc/{process.pid}/fd/2").readlink()) == os.devnull  # no socket, no log of anybody's
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(BOUND) == 0
+        finally:
+            process.kill()
 
 
 def test_clients_that_come_early_wait_at_the_socket_that_is_handed_over(

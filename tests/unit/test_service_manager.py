@@ -120,7 +120,9 @@ def test_no_descriptor_for_a_message_is_no_error(
     assert manager.next() == ["STATUS=serving"]
 
 
-@pytest.mark.parametrize("where", ["", "vsock:2:1234", "relative", "/nowhere/at/all", "/nowhere/\udcff", f"/{'x' * 200}"])
+@pytest.mark.parametrize(
+    "where", ["", "vsock:2:1234", "relative", "/nowhere/at/all", "/nowhere/\udcff", f"/{'x' * 200}"]
+)
 def test_nobody_who_listens_is_no_error(where: str) -> None:
     told = ServiceManager({"NOTIFY_SOCKET": where})
     told.ready("serving")
