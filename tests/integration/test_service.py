@@ -263,6 +263,19 @@ def test_a_file_whose_name_is_no_utf_8_is_read_again_and_the_agent_ends_in_order
     assert "Traceback" not in agent.logged()
 
 
+def test_a_file_that_cannot_be_read_to_its_end_does_not_hold_up_the_end(
+    start_agent: StartAgent, manager: Manager, tmp_path: Path
+) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text("")
+    agent = start_agent("a", "--config", str(config), NOTIFY_SOCKET=manager.name)
+    config.unlink()
+    os.mkfifo(config)
+    agent.process.send_signal(signal.SIGHUP)
+    manager.until("RELOADING=1")
+    assert agent.stop() == 0
+
+
 @pytest.mark.parametrize("prefix", [CLOSED, FULL, UNREAD])
 @pytest.mark.parametrize("style", ["text", "json"])
 def test_an_agent_lives_without_a_standard_error(
