@@ -22,7 +22,8 @@ examples:
   allreduced agent --listen tcp://0.0.0.0:4123 --peer b=tcp://10.0.0.2:4123
 
 Options beat environment variables (ALLREDUCED_<SECTION>_<KEY>), and these beat the file. SIGTERM and SIGINT let running
-operations end, then stop the agent with status 0. SIGHUP reads the file again (see docs/operations.md).
+operations end, then stop the agent with status 0. SIGHUP reads the file again (see docs/operations.md); in a terminal
+and without --config it stops the agent, too.
 """
 
 
@@ -99,6 +100,8 @@ def _execute(arguments: argparse.Namespace) -> int:
         return 0
     from allreduced.daemon.agent import AgentOptions, run_agent
 
+    # Who started it by hand wants to know; who reads JSON has event=ready.
+    tells = arguments.ready_fd is None and settings.agent.log_format == "text"
     return run_agent(
         settings,
         AgentOptions(
@@ -106,7 +109,7 @@ def _execute(arguments: argparse.Namespace) -> int:
             join=arguments.join,
             ready_fd=arguments.ready_fd,
             reload=(lambda: load(arguments.config, os.environ, overrides)) if arguments.config else None,
-            on_ready=_tell if arguments.ready_fd is None else None,  # who started it by hand wants to know
+            on_ready=_tell if tells else None,
         ),
     )
 
