@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import math
 import os
+import signal
 import socket
 from collections.abc import Mapping
 
@@ -19,7 +20,7 @@ from tests.integration.test_agent import BOUND, LOOPBACK, group, join
 from tests.support.other_user import as_user
 
 from allreduced.client import connect
-from allreduced.core.errors import AuthenticationError, ConfigError, MismatchError
+from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigError, MismatchError
 from allreduced.daemon.metrics.catalogue import CATALOGUE, sample_names
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.transports.base import LinkOptions
@@ -199,6 +200,24 @@ async def test_an_agent_is_not_ready_before_it_has_reached_its_peers(start_agent
         status, body = await asyncio.to_thread(ask, free_port, "/readyz")
     assert (status, body) == (503, b"peer never reached: tcp://127.0.0.1:9\n")
     assert agent.stop() == 0
+
+
+async def test_an_agent_that_stops_is_not_ready_while_it_waits_for_operations(
+    start_agent: StartAgent, free_port: int
+) -> None:
+    agent = start_agent("a", ALLREDUCED_METRICS_LISTEN=str(free_port))
+    async with asyncio.timeout(BOUND):
+        async with group([agent], 2) as ranks:
+            early = asyncio.ensure_future(ranks[0].all_reduce(np.ones(4)))
+            await until(free_port, "allreduced_operations_in_flight", 1)
+            assert await asyncio.to_thread(ask, free_port, "/readyz") == (200, b"ready\n")
+            agent.process.send_signal(signal.SIGTERM)
+            assert await until_ready(free_port, 503) == (503, b"the agent is stopping\n")
+            assert await asyncio.to_thread(ask, free_port, "/healthz") == (200, b"ok\n")
+            await ranks[1].close()  # so the operation ends, and the agent with it
+            with pytest.raises(AllReducedError):
+                await early
+    assert agent.wait() == 0
 
 
 def test_a_port_in_use_is_one_clear_error(start_agent: StartAgent, free_port: int) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import secrets
+import select
 import signal
 import socket
+import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +19,10 @@ import numpy as np
 import pytest
 from tests.integration.agents import NotStarted, StartAgent
 from tests.integration.test_links import until_logged
+from tests.support.pair import pair
 
 from allreduced.client import AsyncCommunicator, connect
-from allreduced.core.errors import ConfigError, LimitExceeded
+from allreduced.core.errors import AllReducedError, ConfigError, LimitExceeded
 
 BOUND = 60.0
 """Seconds in which everything must have happened; what is waited for takes milliseconds."""
@@ -31,6 +37,17 @@ os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAME
 os.execv(sys.argv[2], sys.argv[2:])
 """
 """What a service manager does before it starts an agent: the socket becomes descriptor 3 of the same process."""
+
+
+CLOSED = ("sh", "-c", 'exec "$@" 2>&-', "sh")
+FULL = ("sh", "-c", 'exec "$@" 2>/dev/full', "sh")
+UNREAD = (
+    *(sys.executable, "-c"),
+    "import os, sys\nout, err = os.pipe()\nos.dup2(err, 2)\nos.close(out)\nos.execv(sys.argv[1], sys.argv[1:])",
+)
+"""What stands before a command whose standard error takes nothing."""
+
+AGENT = (sys.executable, "-P", "-m", "allreduced.cli.main", "agent")
 
 
 class Manager:
@@ -48,6 +65,10 @@ class Manager:
             lines = self._sock.recv(4096).decode().split("\n")
             if any(told.startswith(line) for told in lines):
                 return dict(told.split("=", 1) for told in lines)
+
+    def silent(self) -> bool:
+        """Return whether nothing is there that was not heard."""
+        return not select.select([self._sock], [], [], 0)[0]
 
     def close(self) -> None:
         self._sock.close()
@@ -218,6 +239,227 @@ def test_a_reload_with_which_the_agent_would_be_its_own_peer_changes_nothing(
     )
     assert agent.stop() == 0
     assert "setting_changed" not in agent.logged()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[engine]\nthread = 1\n", "$.engine.thread: unknown key 'thread'"),
+        ("version = 2\n", "the configuration is of version 2"),
+        ("[limits\n", "is no TOML"),
+        ('[peers]\nlisten = "tcp://192.0.2.1:0"\n', "192.0.2.1"),
+    ],
+)
+def test_why_a_start_failed_is_told_once(
+    start_agent: StartAgent, manager: Manager, tmp_path: Path, text: str, said: str
+) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text(text)
+    with pytest.raises(NotStarted) as caught:
+        start_agent("a", "--config", str(config), NOTIFY_SOCKET=manager.name, ALLREDUCED_INSECURE="1")
+    assert caught.value.status == 2
+    told = manager.until("STATUS=")
+    assert list(told) == ["STATUS"]
+    assert told["STATUS"].startswith("not started: ")
+    assert said in told["STATUS"]
+    assert manager.silent()
+
+
+def test_a_check_tells_the_service_manager_nothing(manager: Manager, tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text("version = 2\n")
+    command = [*AGENT, "--config", str(config), "--check"]
+    done = subprocess.run(command, env={**os.environ, "NOTIFY_SOCKET": manager.name}, capture_output=True, check=False)
+    assert done.returncode == 2
+    assert manager.silent()
+
+
+def test_a_file_whose_name_is_no_utf_8_is_read_again_and_the_agent_ends_in_order(
+    start_agent: StartAgent, manager: Manager, tmp_path: Path
+) -> None:
+    config = tmp_path / os.fsdecode(b"c\xffg.toml")
+    config.write_text("")
+    agent = start_agent("a", "--config", str(config), NOTIFY_SOCKET=manager.name)
+    manager.until("READY=1")
+    config.write_text("[limits\n")
+    agent.process.send_signal(signal.SIGHUP)
+    manager.until("RELOADING=1")
+    assert "/c\\udcffg.toml is no TOML" in manager.until("READY=1")["STATUS"]
+    agent.process.send_signal(signal.SIGTERM)
+    assert "/c\\udcffg.toml is no TOML" in manager.until("STOPPING=1")["STATUS"]
+    assert agent.wait() == 0
+    assert "Traceback" not in agent.logged()
+
+
+def test_a_file_that_cannot_be_read_to_its_end_does_not_hold_up_the_end(
+    start_agent: StartAgent, manager: Manager, tmp_path: Path
+) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text("")
+    agent = start_agent("a", "--config", str(config), NOTIFY_SOCKET=manager.name)
+    config.unlink()
+    os.mkfifo(config)
+    agent.process.send_signal(signal.SIGHUP)
+    manager.until("RELOADING=1")
+    assert agent.stop() == 0
+
+
+async def test_a_hang_up_without_a_file_ends_the_agent_in_order(
+    start_agent: StartAgent, manager: Manager, tmp_path: Path
+) -> None:
+    path = tmp_path / "agent.sock"
+    environ = {"NOTIFY_SOCKET": manager.name, "ALLREDUCED_AGENT_LOG_LEVEL": "info"}
+    agent = start_agent("a", "--socket", str(path), **environ)
+    async with pair(str(path)) as (first, second):
+        work = asyncio.ensure_future(first.all_reduce(np.ones(2), name="x", deadline=BOUND))
+        manager.until("STATUS=serving; clients: 2; operations in flight: 1")
+        agent.process.send_signal(signal.SIGHUP)
+        manager.until("STOPPING=1")
+        agent.process.send_signal(signal.SIGHUP)  # the shell's, after the terminal's: no reason to stop at once
+        await second.close()  # so the operation ends, and the agent with it
+        with pytest.raises(AllReducedError):
+            await work
+    assert agent.wait() == 0
+    assert not path.exists()
+    assert agent.logged().count(" event=stopping ") == 1
+
+
+def test_a_terminal_that_is_closed_ends_the_agent_in_order(manager: Manager, tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text("")
+    path = tmp_path / "agent.sock"
+    ours, theirs = os.openpty()
+    try:
+        process = subprocess.Popen(
+            [*AGENT, "--config", str(config), "--socket", str(path)],
+            env={**os.environ, "NOTIFY_SOCKET": manager.name},
+            stdin=theirs,
+            stderr=subprocess.DEVNULL,
+        )
+    finally:
+        os.close(theirs)
+    with process:
+        try:
+            manager.until("READY=1")
+            process.send_signal(signal.SIGHUP)
+            assert process.wait(BOUND) == 0
+            assert not path.exists()
+        finally:
+            process.kill()
+            os.close(ours)
+
+
+def test_an_agent_under_nohup_outlives_its_terminal(start_agent: StartAgent) -> None:
+    agent = start_agent("a", prefix=("sh", "-c", 'trap "" HUP; exec "$@"', "sh"), ALLREDUCED_AGENT_LOG_LEVEL="info")
+    agent.process.send_signal(signal.SIGHUP)
+    comm = connect(job="job", rank=0, size=1, local_rank=0, local_size=1, socket=agent.socket, deadline=BOUND)
+    assert comm.all_reduce(np.ones(2), deadline=BOUND).tolist() == [1.0, 1.0]
+    comm.close()
+    assert " event=stopping " not in agent.logged()
+    assert agent.stop() == 0
+
+
+def test_a_hang_up_while_the_agent_starts_is_not_forgotten(manager: Manager, tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    with socket.create_server(("127.0.0.1", 0)) as peer:
+        peer.settimeout(BOUND)
+        address = f"tcp://127.0.0.1:{peer.getsockname()[1]}"
+        config.write_text(f'{LISTEN}[[peers.static]]\nnode = "b"\naddress = "{address}"\n')
+        process = subprocess.Popen(
+            [*AGENT, "--config", str(config), "--socket", str(tmp_path / "agent.sock")],
+            env={**os.environ, "NOTIFY_SOCKET": manager.name},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        with process:
+            try:
+                dialled, _ = peer.accept()  # it is at its first round, and waits for our word
+                with dialled:
+                    process.send_signal(signal.SIGHUP)
+                manager.until("READY=1")
+                assert list(manager.until("RELOADING=1")) == ["RELOADING", "MONOTONIC_USEC"]
+                manager.until("READY=1")
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(BOUND) == 0
+            finally:
+                process.kill()
+
+
+def test_the_mode_of_the_socket_follows_at_a_reload(start_agent: StartAgent, manager: Manager, tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text("")
+    path = tmp_path / "agent.sock"
+    agent = start_agent("a", "--config", str(config), "--socket", str(path), NOTIFY_SOCKET=manager.name)
+    manager.until("READY=1")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    config.write_text('[access]\nusers = ["*"]\n')
+    agent.process.send_signal(signal.SIGHUP)
+    manager.until("RELOADING=1")
+    manager.until("READY=1")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666
+
+
+def test_an_agent_that_the_watchdog_ends_says_where_it_was(start_agent: StartAgent, manager: Manager) -> None:
+    agent = start_agent("a", NOTIFY_SOCKET=manager.name, WATCHDOG_USEC="30000000", PYTHONFAULTHANDLER="")
+    agent.process.send_signal(signal.SIGABRT)
+    assert agent.wait() == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in agent.logged()
+    assert "in run_agent" in agent.logged()
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_who_starts_an_agent_by_hand_is_told_in_the_format_of_the_log(
+    manager: Manager, tmp_path: Path, style: str
+) -> None:
+    path = tmp_path / "agent.sock"
+    environ = {"NOTIFY_SOCKET": manager.name, "ALLREDUCED_AGENT_LOG_FORMAT": style}
+    with subprocess.Popen(
+        [*AGENT, "--socket", str(path)],
+        env={**os.environ, **environ, "ALLREDUCED_AGENT_LOG_LEVEL": "info"},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            manager.until("READY=1")
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=BOUND)
+        finally:
+            process.kill()
+    lines = said.decode().splitlines()
+    told = f"allreduced: the agent is ready: clients at {path}, no other agents"
+    if style == "text":
+        assert lines.count(told) == 1
+    else:
+        events = [json.loads(line)["event"] for line in lines]
+        assert events.count("ready") == events.count("stopping") == 1
+
+
+@pytest.mark.parametrize("prefix", [CLOSED, FULL, UNREAD])
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_an_agent_lives_without_a_standard_error(
+    manager: Manager, tmp_path: Path, prefix: tuple[str, ...], style: str
+) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text(f'[agent]\nlog_level = "debug"\nlog_format = "{style}"\n')
+    path = str(tmp_path / "agent.sock")
+    environ = {**os.environ, "NOTIFY_SOCKET": manager.name, "WATCHDOG_USEC": "30000000", "PYTHONFAULTHANDLER": ""}
+    command = [*prefix, *AGENT, "--config", str(config), "--socket", path]
+    with subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL) as process:
+        try:
+            manager.until("READY=1")
+            comm = connect(job="job", rank=0, size=1, local_rank=0, local_size=1, socket=path, deadline=BOUND)
+            assert comm.all_reduce(np.ones(2), deadline=BOUND).tolist() == [1.0, 1.0]
+            comm.close()
+            config.write_text("[agent\n")
+            process.send_signal(signal.SIGHUP)
+            manager.until("RELOADING=1")
+            assert "is no TOML" in manager.until("READY=1")["STATUS"]
+            if prefix is CLOSED:
+                assert str(Path(f"/proc/{process.pid}/fd/2").readlink()) == os.devnull  # no socket, no log of anybody's
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(BOUND) == 0
+        finally:
+            process.kill()
 
 
 def test_clients_that_come_early_wait_at_the_socket_that_is_handed_over(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -348,6 +349,31 @@ async def test_a_defect_does_not_end_the_looking(
     watching.cancel()
     await asyncio.wait([watching])
     assert "event=defect handling=certificates" in caplog.text
+
+
+def test_the_end_does_not_wait_for_a_look_at_the_files(
+    authority: TestAuthority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, told = threading.Event(), threading.Event()
+
+    def look() -> None:
+        begun.set()
+        assert told.wait(20)
+
+    monkeypatch.setattr("allreduced.daemon.credentials.LOOK_EVERY", 0.0)
+    credentials = authority.credentials("a")
+    monkeypatch.setattr(credentials, "look", look)
+
+    async def give_up() -> None:
+        watching = asyncio.create_task(credentials.watch())
+        while not begun.is_set():  # noqa: ASYNC110 # a thread sets it
+            await asyncio.sleep(0)
+        watching.cancel()
+        await asyncio.wait([watching])
+
+    asyncio.run(give_up())
+    assert not told.is_set()
+    told.set()
 
 
 def test_an_end_that_is_near_is_told(authority: TestAuthority, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from allreduced.core.log_limit import DROPPED, KindLimit, LogLimit, event_of
 from allreduced.daemon import logs
 from allreduced.daemon.chronicle import Chronicle
 from allreduced.daemon.engine import events
-from allreduced.daemon.log.fields import MAX_VALUE, fields_of, pairs_of
+from allreduced.daemon.log.fields import MAX_VALUE, fields_of, pairs_of, quoted
 from allreduced.daemon.log.formats import JsonFormatter, TextFormatter
 from allreduced.daemon.log.journal import JournalHandler, datagram, is_on_journal, priority_of
 from allreduced.daemon.log.limit import LineLimit
@@ -93,6 +93,16 @@ def test_what_others_chose_cannot_look_like_fields_or_lines() -> None:
     assert TextFormatter("n").format(record("event=x a=%s b=%s", "", "plain-1")).endswith("event=x a='' b=plain-1")
 
 
+@pytest.mark.parametrize("value", ["x=y", "a b", "it's", 'a"b', "a\\b", "a\nb", "a\x1bb", "a\x85b", "a\u2028b", ""])
+def test_what_is_not_one_plain_word_is_quoted(value: str) -> None:
+    assert quoted(value) == repr(value)
+
+
+def test_plain_words_are_not_quoted() -> None:
+    for value in ("x", "tcp://10.0.0.2:4123", "é", "a,b", "100%"):
+        assert quoted(value) == value
+
+
 def test_long_values_are_cut() -> None:
     (_, field) = fields_of(record("event=x a=%s", "y" * (MAX_VALUE + 1)))
     assert field.value == "y" * MAX_VALUE + f"… ({MAX_VALUE + 1} characters)"
@@ -158,6 +168,12 @@ def test_each_event_has_lines_of_its_own_and_the_next_one_tells_how_many_were_le
     assert limit.lines == {(logging.WARNING, "flood"): 6, (logging.WARNING, "other"): 1}
     assert limit.dropped == {(logging.WARNING, "flood"): 3}
     assert not limit.filter(record("event=flood", level=logging.DEBUG))
+
+
+def test_lines_for_debugging_are_neither_limited_nor_counted() -> None:
+    limit = LineLimit(logging.DEBUG, lines=1, clock=lambda: 0.0)
+    assert [limit.filter(record("event=flood", level=logging.DEBUG)) for _ in range(3)] == [True] * 3
+    assert (limit.lines, limit.dropped) == ({}, {})
 
 
 def test_lines_below_the_level_are_counted_and_not_written() -> None:

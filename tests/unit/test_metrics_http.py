@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 import pytest
 
-from allreduced.daemon.metrics.hosts import host_of, is_allowed
+from allreduced.daemon.metrics.hosts import host_named, host_of, is_allowed
 from allreduced.daemon.metrics.http import MAX_REQUEST, Answer, Handler, HttpServer, Limits, plain
 
 BOUND = 20.0
@@ -118,6 +118,7 @@ async def test_requests_may_come_byte_by_byte_and_with_more_behind_them() -> Non
         (b"GET /x HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", 400),
         (b"GET /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n", 413),
         (b"GET /x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", 413),
+        (b"GET /x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
         (b"GET /" + b"x" * MAX_REQUEST + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431),
         (b"GET /x HTTP/1.1\r\nHost: localhost\r\nA: " + b"x" * 100_000 + b"\r\n\r\n", 431),
         (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400),
@@ -180,6 +181,25 @@ async def test_a_defect_of_a_handler_is_an_answer_too(caplog: pytest.LogCaptureF
     assert "event=defect" in caplog.text
 
 
+async def test_a_caller_that_has_said_all_gets_the_answer_that_is_being_made() -> None:
+    begun, made = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> Answer:
+        begun.set()
+        await made.wait()
+        return await hello()
+
+    async with serving(handler=slow) as (server, port), dialled(port) as (reader, writer):
+        writer.write(GET)
+        await begun.wait()
+        writer.write_eof()
+        (connection,) = server.connections
+        await until(lambda: connection._ended)
+        made.set()
+        assert (await reader.read()).endswith(b"\r\n\r\nhello\n")
+        await until(lambda: not server.connections)
+
+
 async def test_a_caller_that_goes_away_cancels_its_answer() -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -218,6 +238,38 @@ async def test_a_caller_that_goes_away_cancels_its_answer() -> None:
 )
 def test_hosts_of_headers(header: str, host: str | None) -> None:
     assert host_of(header) == host
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("Foo.Example.", "foo.example"),
+        ("10.1.2.3", "10.1.2.3"),
+        ("2001:DB8::0001", "2001:db8::1"),
+        ("[2001:DB8::0001]", "2001:db8::1"),
+        ("node_1", "node_1"),
+        ("10.1.2.3:4124", None),
+        ("[::1]:80", None),
+        ("*", None),
+        ("http://a", None),
+        ("a b", None),
+        ("é.example", None),
+        ("", None),
+        (".", None),
+    ],
+)
+def test_hosts_of_settings_are_written_as_those_of_headers(text: str, host: str | None) -> None:
+    assert host_named(text) == host
+
+
+async def test_hosts_match_however_they_are_written() -> None:
+    server = HttpServer({"/x": hello}, ["Foo.Example.", "2001:DB8::0001"])
+    _, port = await server.listen("127.0.0.1", 0)
+    try:
+        for host in (b"foo.example", b"FOO.example.:1", b"[2001:db8:0::1]:4124"):
+            assert await status(port, b"GET /x HTTP/1.1\r\nHost: " + host + b"\r\n\r\n") == 200
+    finally:
+        await server.close()
 
 
 def test_which_hosts_are_allowed() -> None:

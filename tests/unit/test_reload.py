@@ -17,6 +17,7 @@ from allreduced.daemon.service_manager import ServiceManager
 from allreduced.daemon.settings import SECTIONS, Settings
 from allreduced.daemon.settings_reader import parse
 
+BOUND = 20.0
 PEER = '[[peers.static]]\nnode = "b"\naddress = "tcp://10.0.0.2:4123"\n'
 
 
@@ -161,6 +162,26 @@ async def test_a_defect_ends_no_agent_and_is_told(caplog: pytest.LogCaptureFixtu
     await reloaded.reload()
     assert reloaded.reloading.note.startswith("reload failed half-way, restart the agent: IndexError")
     assert "event=defect handling=reload" in caplog.text
+
+
+def test_the_end_does_not_wait_for_a_file_that_cannot_be_read_to_its_end() -> None:
+    begun, told = threading.Event(), threading.Event()
+
+    def load() -> Settings:
+        begun.set()
+        assert told.wait(BOUND)
+        return Settings()
+
+    async def give_up() -> None:
+        reloading = Reloading(Settings(), load, lambda new: None, ServiceManager({}), lambda: "")
+        reloading.ask()
+        while not begun.is_set():  # noqa: ASYNC110 # a thread sets it
+            await asyncio.sleep(0)
+        await reloading.close()
+
+    asyncio.run(give_up())
+    assert not told.is_set()
+    told.set()
 
 
 async def test_reloads_asked_for_meanwhile_are_one() -> None:

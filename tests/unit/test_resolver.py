@@ -45,7 +45,7 @@ async def until(event: threading.Event) -> None:
 
 
 async def test_numbers_need_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allreduced.core.resolver.threading.Thread", None)
+    monkeypatch.setattr("allreduced.core.aside.threading.Thread", None)
     assert await look_up("127.0.0.1", 7) == ((socket.AF_INET, ("127.0.0.1", 7)),)
     assert await look_up("::1", 7) == ((socket.AF_INET6, ("::1", 7, 0, 0)),)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import socket
@@ -98,7 +99,30 @@ def test_when_the_watchdog_bites(environ: dict[str, str], seconds: float | None)
     assert watchdog_seconds(environ, 7) == seconds
 
 
-@pytest.mark.parametrize("where", ["", "vsock:2:1234", "relative", "/nowhere/at/all"])
+def test_a_status_that_is_no_utf_8_is_told_all_the_same(manager: Manager) -> None:
+    told = ServiceManager(manager.environ())
+    told.failed("c\udcffg.toml is no TOML")
+    assert manager.next() == ["STATUS=c\\udcffg.toml is no TOML"]
+
+
+def test_no_descriptor_for_a_message_is_no_error(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def socket_of_nobody(*_kind: int) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    told = ServiceManager(manager.environ())
+    with monkeypatch.context() as patched:
+        patched.setattr("allreduced.daemon.service_manager.socket.socket", socket_of_nobody)
+        told.alive("serving")
+    assert "event=notify_failed error='Too many open files'" in caplog.text
+    told.alive("serving")
+    assert manager.next() == ["STATUS=serving"]
+
+
+@pytest.mark.parametrize(
+    "where", ["", "vsock:2:1234", "relative", "/nowhere/at/all", "/nowhere/\udcff", f"/{'x' * 200}"]
+)
 def test_nobody_who_listens_is_no_error(where: str) -> None:
     told = ServiceManager({"NOTIFY_SOCKET": where})
     told.ready("serving")

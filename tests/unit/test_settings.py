@@ -91,6 +91,28 @@ def test_the_long_name_of_the_secret_beats_the_short_one() -> None:
         ("[limits]\nhello_timeout = nan\n", "agent.toml: $.limits.hello_timeout", "> 0"),
         ('[peers]\nlisten = "tcp://nowhere"\n', "agent.toml: $.peers.listen", "no port"),
         ('[limits]\narena_bytes = "1MiB"\n', "agent.toml: $.limits.arena_bytes", "at least 32MiB"),
+        ('[agent]\nnode = "a\\nb"\n', "agent.toml: $.agent.node", "has control characters"),
+        ('[agent]\nnode = "a\\u2028b"\n', "agent.toml: $.agent.node", "has control characters"),
+        ('[agent]\nnode = "a\\u0000"\n', "agent.toml: $.agent.node", "has a NUL character"),
+        ('[security]\nkey = "a\\u0000"\n', "agent.toml: $.security.key", "has a NUL character"),
+        (
+            '[[peers.static]]\nnode = "b\\u001b"\naddress = "tcp://10.0.0.2:1"\n',
+            "agent.toml: $.peers.static[0].node",
+            "has control characters",
+        ),
+        (f"[engine]\nthreads = {'9' * 5000}\n", "agent.toml", "agent.toml is no TOML"),
+        (f"[engine]\nthreads = 0x{'f' * 5000}\n", "agent.toml: $.engine.threads", "is too large a number"),
+        (f"[engine]\ntile_bytes = 0x{'f' * 5000}\n", "agent.toml: $.engine.tile_bytes", "is too large a number"),
+        (f'[limits]\narena_bytes = "{"9" * 4300}TiB"\n', "agent.toml: $.limits.arena_bytes", "is too large a number"),
+        (f'[limits]\narena_bytes = "{"9" * 5000}"\n', "agent.toml: $.limits.arena_bytes", "which is no size"),
+        (f"version = 0x{'f' * 5000}\n", "agent.toml: $.version", "is too large a number"),
+        (f"x = {'[' * 3000}{']' * 3000}\n", "agent.toml", "too deep"),
+        (f"[agent]\nnode = {'[' * 50}{']' * 50}\n", "agent.toml: $.agent.node", "too deep"),
+        (f"[agent]\nnode.{'a.' * 5000}a = 1\n", "agent.toml: $.agent.node", "too deep"),
+        ('[metrics]\nhosts = ["a", "10.1.2.3:4124"]\n', "agent.toml: $.metrics.hosts[1]", "without a port"),
+        ('[metrics]\nhosts = ["[::1]:80"]\n', "agent.toml: $.metrics.hosts[0]", "without a port"),
+        ('[metrics]\nhosts = [""]\n', "agent.toml: $.metrics.hosts[0]", "no name that a request can ask for"),
+        ('[metrics]\nhosts = ["http://a/"]\n', "agent.toml: $.metrics.hosts[0]", "no name that a request can ask for"),
     ],
 )
 def test_a_wrong_setting_says_where_and_what_is_allowed(text: str, path: str, said: str) -> None:
@@ -106,6 +128,21 @@ def test_an_unknown_variable_of_a_known_section_is_refused_by_name(name: str) ->
     with pytest.raises(ConfigError, match="valid: ") as caught:
         parse(None, "", {name: "1"}, {})
     assert caught.value.path == name
+
+
+@pytest.mark.parametrize(
+    "name", ["ALLREDUCED_AGENT_NODE", "ALLREDUCED_SECRET", "ALLREDUCED_ACCESS_USERS", "ALLREDUCED_LIMITS_ARENA_BYTES"]
+)
+def test_a_variable_that_is_no_utf_8_is_named(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(None, "", {name: "n\udcff"}, {})
+    assert caught.value.path == name
+    assert caught.value.message in (f"{name} is no UTF-8", f"{name} is 'n\\udcff', which is no size")
+
+
+def test_an_option_that_is_no_utf_8_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^peers\.static is no UTF-8"):
+        parse(None, "", {}, {"peers.static": "b\udcff=tcp://10.0.0.2:1"})
 
 
 def test_a_bad_variable_is_named() -> None:

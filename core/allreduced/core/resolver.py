@@ -1,20 +1,18 @@
 """Names of hosts, looked up by the system's resolver, which blocks and cannot be stopped.
 
-So each question has a thread of its own, which keeps neither the loop nor the end of the process waiting. A question
-that is open already is not asked again: a resolver that does not answer costs one thread a name, however often it is
-asked.
+So each question has a thread of its own (see ``aside``). A question that is open already is not asked again: a resolver
+that does not answer costs one thread a name, however often it is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
-import threading
 from concurrent.futures import Future
 from typing import Final, TypeAlias
 
 from allreduced.core.addresses import is_numeric
+from allreduced.core.aside import run_aside
 
 SockAddr: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
 """An address as sockets of TCP take it; the host is numeric."""
@@ -35,25 +33,9 @@ async def look_up(host: str, port: int) -> Places:
     key = host, port
     answer = _open.get(key)
     if answer is None:
-        answer = _open[key] = Future()
-        answer.set_running_or_notify_cancel()  # one who does not wait any more must not cancel it for the others
-        try:
-            threading.Thread(target=_answer, args=(key, answer), name="lookup", daemon=True).start()
-        except RuntimeError as error:
-            del _open[key]
-            raise OSError(errno.EAGAIN, f"no thread to look {host} up") from error
+        answer = _open[key] = run_aside(lambda: _ask(*key), "lookup")
+        answer.add_done_callback(lambda _: _open.pop(key, None))  # the first callback: before anybody hears the answer
     return await asyncio.wrap_future(answer)
-
-
-def _answer(key: tuple[str, int], answer: Future[Places]) -> None:
-    try:
-        found = _ask(*key)
-    except Exception as error:  # whatever it is, who asked gets it
-        _open.pop(key, None)  # two loops may have asked at the same moment
-        answer.set_exception(error)
-    else:
-        _open.pop(key, None)
-        answer.set_result(found)
 
 
 def _ask(host: str, port: int, flags: int = 0) -> Places:

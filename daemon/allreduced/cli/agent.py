@@ -18,7 +18,8 @@ examples:
   allreduced agent --listen tcp://0.0.0.0:4123 --peer b=tcp://10.0.0.2:4123
 
 Options beat environment variables (ALLREDUCED_<SECTION>_<KEY>), and these beat the file. SIGTERM and SIGINT let running
-operations end, then stop the agent with status 0. SIGHUP reads the file again (see docs/operations.md).
+operations end, then stop the agent with status 0. SIGHUP reads the file again (see docs/operations.md); in a terminal
+and without --config it stops the agent, too.
 """
 
 
@@ -71,13 +72,11 @@ def execute(arguments: argparse.Namespace) -> int:
     try:
         return _execute(arguments)
     except AllReducedError as error:
-        _announce(arguments.ready_fd, error)
+        _announce(arguments, error)
         raise
     except ModuleNotFoundError as error:
-        _announce(
-            arguments.ready_fd,
-            AgentUnavailable(f"the agent needs the module {error.name}", hint="pip install 'allreduced[agent]'"),
-        )
+        hint = "pip install 'allreduced[agent]'"
+        _announce(arguments, AgentUnavailable(f"the agent needs the module {error.name}", hint=hint))
         raise
 
 
@@ -100,6 +99,8 @@ def _execute(arguments: argparse.Namespace) -> int:
         return 0
     from allreduced.daemon.agent import AgentOptions, run_agent
 
+    # Who started it by hand wants to know; who reads JSON has event=ready.
+    tells = arguments.ready_fd is None and settings.agent.log_format == "text"
     return run_agent(
         settings,
         AgentOptions(
@@ -107,7 +108,7 @@ def _execute(arguments: argparse.Namespace) -> int:
             join=arguments.join,
             ready_fd=arguments.ready_fd,
             reload=(lambda: load(arguments.config, os.environ, overrides)) if arguments.config else None,
-            on_ready=_tell if arguments.ready_fd is None else None,  # who started it by hand wants to know
+            on_ready=_tell if tells else None,
         ),
     )
 
@@ -128,12 +129,16 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, object]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _announce(ready_fd: int | None, error: AllReducedError) -> None:
-    """Tell whoever waits for the ready line why there will be none."""
-    if ready_fd is None:
+def _announce(arguments: argparse.Namespace, error: AllReducedError) -> None:
+    """Tell the service manager, and whoever waits for the ready line, why the agent does not run."""
+    from allreduced.daemon.service_manager import ServiceManager
+
+    if not arguments.check:
+        ServiceManager(os.environ).failed(f"not started: {error}")
+    if arguments.ready_fd is None:
         return
     try:
-        os.write(ready_fd, json.dumps({"error": to_wire(error)}).encode() + b"\n")
-        os.close(ready_fd)
+        os.write(arguments.ready_fd, json.dumps({"error": to_wire(error)}).encode() + b"\n")
+        os.close(arguments.ready_fd)
     except OSError:  # the agent itself has said it already, and closed the descriptor; or nobody waits any more
         return

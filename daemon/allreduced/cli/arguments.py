@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from typing import TypeAlias
+
+from allreduced.cli.console import complain, say
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """Where subcommands add their parsers."""
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class Parser(argparse.ArgumentParser):
+    """Help is output and errors are words, as console has it; argparse says nothing where help cannot be written."""
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        (complain if file is sys.stderr else say)(message.removesuffix("\n"))
 
 
 def add_job_shape(parser: argparse.ArgumentParser, *, nodes: int, ranks_per_node: int) -> None:

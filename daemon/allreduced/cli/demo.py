@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from typing import TYPE_CHECKING, Protocol
 
 from allreduced.cli.arguments import Subparsers, add_job_shape, positive_int
-from allreduced.cli.console import say
+from allreduced.cli.console import is_terminal, say
 
 if TYPE_CHECKING:
     from allreduced.cli.demo_training import Check, Epoch
@@ -52,7 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
         prefix=False,
     )
     say(f"training on {job.nodes} agents with {job.ranks_per_node} ranks each: {job.size} ranks, on this machine")
-    display: Display = LiveTable() if sys.stdout.isatty() else PlainLines()
+    display: Display = LiveTable() if is_terminal() else PlainLines()
     checks: list[Check] = []
 
     def on_line(line: bytes) -> None:

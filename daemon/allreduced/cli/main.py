@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 
 from allreduced.cli import agent, bench, certs, completion, demo, doctor, run, status
-from allreduced.cli.console import complain, explain
+from allreduced.cli.arguments import Parser
+from allreduced.cli.console import OutputLost, complain, drop_errors, drop_output, explain, open_missing
 from allreduced.cli.extras import remedy
 from allreduced.core.errors import AllReducedError, UsageError
 from allreduced.core.release import release
@@ -28,6 +28,21 @@ Exit status: 0 for success, 2 for wrong usage or settings, 1 for other failures;
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's own) and return the exit status."""
+    open_missing()
+    try:
+        return _main(argv)
+    except OutputLost as error:
+        complain(f"allreduced: error: {error}")
+        drop_output()
+        return 1
+    except BrokenPipeError:  # such as: allreduced bench | head
+        drop_output()
+        return 141
+    finally:
+        drop_errors()
+
+
+def _main(argv: Sequence[str] | None) -> int:
     try:
         arguments = command_line().parse_args(argv)
     except SystemExit as end:  # argparse has said what it had to say
@@ -50,14 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # such as: allreduced bench | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing to complain of at exit
-        return 141
 
 
 def command_line() -> argparse.ArgumentParser:
     """Return the parser of the whole command line; man pages and completion are made from it."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="allreduced",
         description="The all-reduce daemon: one agent per node adds up tensors for the processes of a training.",
         epilog=_EPILOG,

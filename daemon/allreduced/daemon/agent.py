@@ -55,7 +55,7 @@ def run_agent(settings: Settings, options: AgentOptions, environ: MutableMapping
     """Run the agent until it is told to stop; return its exit status, 0 after an orderly end.
 
     SIGTERM and SIGINT end it in order, a second one at once. SIGHUP reloads the settings where ``options.reload`` is
-    given. Why it did not start is told on ``ready_fd`` and to the service manager too.
+    given, and ends it in order elsewhere. Why it did not start is told on ``ready_fd`` too.
 
     :raises AllReducedError: it could not be started.
     """
@@ -76,7 +76,6 @@ def run_agent(settings: Settings, options: AgentOptions, environ: MutableMapping
             return runner.run(agent.run(readiness))
     except AllReducedError as error:
         readiness.failed(error)
-        manager.failed(f"not started: {error}")
         raise
 
 
@@ -128,7 +127,7 @@ class Agent:
             await self._drain()
         finally:
             await self._close()
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
         return 0
 
@@ -193,9 +192,7 @@ class Agent:
 
     def _watch_for_hang_up(self) -> None:
         """Reload at SIGHUP, where there is a file; a terminal that is closed says SIGHUP too, and ends the agent."""
-        if self._options.reload is None or self._options.private:
-            return
-        if not os.isatty(0):
+        if self._options.reload is not None and not self._options.private and not os.isatty(0):
             credentials = self._parts.credentials
             self._reloading = Reloading(
                 self._settings,
@@ -205,9 +202,13 @@ class Agent:
                 self._status,
                 prepare=(self._read_access, *((credentials.prepare,) if credentials is not None else ())),
             )
+        elif signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: it is to outlive the terminal
+            return
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
 
     def _hang_up(self) -> None:
+        if self._stop.is_set():
+            return  # both the terminal and the shell tell that the terminal is gone
         if self._reloading is None:
             self._signalled()
         elif self._started:
@@ -278,7 +279,6 @@ class Agent:
         if self._lifetime is not None:
             self._lifetime.close()
         if self._reloading is not None:
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
             await self._reloading.close()
         if self._watching is not None:
             self._watching.cancel()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from allreduced.core.aside import run_aside
 from allreduced.core.errors import AllReducedError
 from allreduced.daemon.certificate_end import End
 from allreduced.daemon.certificate_files import CertificateFiles, Loaded, files_of, load, signature_of
@@ -98,7 +99,7 @@ class FileCredentials:
         while True:
             await asyncio.sleep(LOOK_EVERY)
             try:
-                use = await asyncio.to_thread(self.look)
+                use = await asyncio.wrap_future(run_aside(self.look, "certificates"))
             except Exception:  # a defect, which must not end the looking
                 logger.exception("event=defect handling=certificates")
                 continue

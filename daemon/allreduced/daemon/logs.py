@@ -15,6 +15,7 @@ from allreduced.core.log_limit import DROPPED
 from allreduced.daemon.log.formats import JsonFormatter, TextFormatter
 from allreduced.daemon.log.journal import JournalHandler, is_on_journal
 from allreduced.daemon.log.limit import LineLimit
+from allreduced.daemon.log.stream import StderrHandler
 
 Format: TypeAlias = Literal["text", "json"]
 
@@ -28,7 +29,7 @@ def configure(level: str, node: str, style: Format = "text", environ: Mapping[st
     ``style``: lines for people, or an object of JSON each. Either goes to the journal with fields where standard error
     is the journal's.
     """
-    stream: logging.Handler = logging.StreamHandler(sys.stderr)
+    stream: logging.Handler = StderrHandler(sys.stderr)
     stream.setFormatter(JsonFormatter(node) if style == "json" else TextFormatter(node))
     handler = stream
     if is_on_journal(os.environ if environ is None else environ):

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeAlias
 
+from allreduced.core.aside import run_aside
 from allreduced.core.errors import AllReducedError
 from allreduced.daemon.reload_plan import ReloadPlan, plan_reload
 from allreduced.daemon.service_manager import ServiceManager
@@ -90,7 +91,7 @@ class Reloading:
 
     async def _reload(self) -> None:
         try:
-            plan, steps = await asyncio.to_thread(self._read)
+            plan, steps = await asyncio.wrap_future(run_aside(self._read, "reload"))
         except AllReducedError as error:
             self._note = f"reload failed, the settings from before are in force: {error.message}"
             logger.error("event=reload_failed in_force=old error=%r", str(error))

@@ -82,17 +82,18 @@ class ServiceManager:
     def _send(self, *lines: str, keep: bool) -> None:
         if not self._address:
             return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
-            notify.settimeout(PATIENCE if keep else 0.0)
-            try:
-                notify.sendto("\n".join(lines).encode(), self._address)
-            except OSError as error:
-                self._status = ""  # it is told again
-                if not self._lost:
-                    logger.warning("event=notify_failed error=%r", error.strerror or str(error))
-                self._lost = True
-            else:
-                self._lost = False
+        told = "\n".join(lines).encode("utf-8", "backslashreplace")  # names of files need not be UTF-8
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
+                notify.settimeout(PATIENCE if keep else 0.0)
+                notify.sendto(told, self._address)
+        except OSError as error:
+            self._status = ""  # it is told again
+            if not self._lost:
+                logger.warning("event=notify_failed error=%r", error.strerror or str(error))
+            self._lost = True
+        else:
+            self._lost = False
 
 
 def watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | None:

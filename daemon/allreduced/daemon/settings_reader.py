@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias, get_args, get_origin, get_type_hints
@@ -23,6 +24,13 @@ _Given: TypeAlias = "tuple[object, str]"
 """A value, and the place where it was given: in the file, a variable, an option."""
 Overrides: TypeAlias = "Mapping[str, object]"
 """``section.key`` to value; text is read as in an environment variable."""
+
+_LARGEST: Final = 2**63 - 1
+"""No setting is a larger number, or lower than the negative one."""
+_DEEPEST: Final = 8
+"""Levels of lists and tables in one setting; peers.static has three."""
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""What Python makes of bytes that are no UTF-8, in variables and options."""
 
 _SHORT: Final = {"ALLREDUCED_SECRET": ("security", "secret"), "ALLREDUCED_INSECURE": ("security", "insecure")}
 _OF_OTHERS: Final = frozenset(
@@ -84,9 +92,13 @@ def _from_file(text: str | None, path: str, given: dict[tuple[str, str], _Given]
         return
     try:
         document = msgspec.toml.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError) as error:  # the latter: a number of thousands of digits
         raise ConfigError(f"{path} is no TOML: {error}", path=path) from error
-    _check_version(document.pop("version", CONFIG_VERSION), path)
+    except RecursionError:
+        raise ConfigError(f"{path} is no TOML that can be read: brackets in brackets, too deep", path=path) from None
+    version = document.pop("version", CONFIG_VERSION)
+    _check_plain(version, f"{path or 'configuration'}: $.version", "a number")
+    _check_version(version, path)
     for section, keys in document.items():
         where = f"{path or 'configuration'}: $.{section}"
         if section not in SECTIONS:
@@ -152,12 +164,35 @@ def _from_overrides(overrides: Overrides, given: dict[tuple[str, str], _Given]) 
         given[section, key] = _convert(section, key, value, name, strict=False), name
 
 
+def _check_plain(value: object, where: str, allowed: str) -> None:
+    """Refuse what no setting can be, and what an error could not even show."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        for item in level:
+            if isinstance(item, int) and abs(item) > _LARGEST:
+                raise ConfigError(f"{where} is too large a number", path=where, hint=allowed)
+            if isinstance(item, str) and _SURROGATE.search(item):
+                raise ConfigError(f"{where} is no UTF-8", path=where, hint="write UTF-8")
+            if isinstance(item, str) and "\0" in item:
+                raise ConfigError(f"{where} has a NUL character", path=where, hint="leave it out")
+        level = [
+            part
+            for item in level
+            if isinstance(item, list | dict)
+            for part in (item if isinstance(item, list) else (*item, *item.values()))
+        ]
+        if not level:
+            return
+    raise ConfigError(f"{where} has brackets in brackets, too deep", path=where, hint=allowed)
+
+
 def _convert(section: str, key: str, value: object, where: str, *, strict: bool) -> object:
     """Return ``value`` as the type of the setting."""
     hints = get_type_hints(SECTIONS[section], include_extras=True)
     if key not in hints or key.startswith("_"):
         raise _unknown("key", key, _keys(section), where)
     hint = hints[key]
+    _check_plain(value, where, _allowed(hint))
     if isinstance(value, str) and is_size(hint):
         try:
             value = parse_size(value)
@@ -167,6 +202,7 @@ def _convert(section: str, key: str, value: object, where: str, *, strict: bool)
                 path=where,
                 hint="write bytes, or a number with KiB, MiB, GiB or TiB",
             ) from None
+        _check_plain(value, where, _allowed(hint))
     elif isinstance(value, str) and _is_tuple(hint):
         items = [item.strip() for item in value.split(",") if item.strip()]
         value = [_peer(item, where) for item in items] if key == "static" else items

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -10,6 +11,7 @@ from allreduced.core.addresses import Address, parse_address, parse_socket
 from allreduced.core.errors import ConfigError
 from allreduced.daemon.dns_discovery import parse_name
 from allreduced.daemon.metrics.address import listen_address
+from allreduced.daemon.metrics.hosts import host_named
 from allreduced.daemon.settings import Peers, Settings
 from allreduced.daemon.sizes import size_text
 from allreduced.transports.registry import schemes
@@ -22,6 +24,8 @@ LEAST_TILES: Final = 16
 """Tiles that all arenas together must have room for."""
 
 _OTHERS_ONLY: Final = "list the other agents only"
+_NODE_NAMES: Final = "a name of one line, such as that of the host"
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def check(settings: Settings, places: Mapping[str, str]) -> None:
@@ -30,6 +34,7 @@ def check(settings: Settings, places: Mapping[str, str]) -> None:
     :raises ConfigError: a value contradicts another or is malformed; ``path`` is its place.
     """
     rules = _Rules(settings, places)
+    rules.node()
     rules.sizes()
     rules.times()
     rules.local_socket()
@@ -43,6 +48,11 @@ class _Rules:
     def __init__(self, settings: Settings, places: Mapping[str, str]) -> None:
         self._settings = settings
         self._places = places
+
+    def node(self) -> None:
+        if _CONTROL.search(self._settings.agent.node):
+            message = f"{self._settings.agent.node!r} has control characters"
+            raise self._wrong("agent.node", message, _NODE_NAMES)
 
     def sizes(self) -> None:
         tile = self._settings.engine.tile_bytes
@@ -88,6 +98,10 @@ class _Rules:
         if metrics.listen:
             with self._blamed("metrics.listen"):
                 listen_address(metrics.listen)
+        for at, text in enumerate(metrics.hosts):
+            if host_named(text) is None:
+                hint = "write a name or an address, without a port, such as metrics.example"
+                raise self._wrong(f"metrics.hosts[{at}]", f"{text!r} is no name that a request can ask for", hint)
         if peers.dns:
             hint = "write name:port, such as agents:4123, or the name of a service, such as _allreduced._tcp.agents"
             with self._blamed("peers.dns", hint):
@@ -102,6 +116,8 @@ class _Rules:
         for at, peer in enumerate(peers.static):
             of_node, of_address = f"peers.static[{at}].node", f"peers.static[{at}].address"
             self._address(of_address, peer.address)
+            if _CONTROL.search(peer.node):
+                raise self._wrong(of_node, f"{peer.node!r} has control characters", _NODE_NAMES)
             if peer.node in names:
                 raise self._wrong(of_node, f"{peer.node!r} is listed twice", "node names are unique")
             if peer.node == self._settings.agent.node:

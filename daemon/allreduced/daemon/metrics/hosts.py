@@ -7,9 +7,13 @@ name, which is none of those below.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection
+from typing import Final
 
 from allreduced.core.addresses import is_loopback
+
+_NAME: Final = re.compile(r"[a-z0-9_.-]+")
 
 
 def host_of(header: str) -> str | None:
@@ -31,10 +35,24 @@ def host_of(header: str) -> str | None:
     return host.rstrip(".") or None
 
 
+def host_named(text: str) -> str | None:
+    """Return the host that a setting names, as :func:`host_of` returns it; None where no request can ask for it.
+
+    An address of IPv6 may stand in brackets or without.
+    """
+    literal = text.strip()
+    if ":" in literal and not literal.startswith("["):
+        literal = f"[{literal}]"
+    host = host_of(literal)
+    if host is None or (literal.startswith("[") and not literal.endswith("]")):
+        return None
+    return host if literal.startswith("[") or _NAME.fullmatch(host) else None
+
+
 def is_allowed(host: str, local: str, names: Collection[str]) -> bool:
     """Return whether requests for ``host`` are answered: loopback's names, ``local``, and ``names``.
 
-    ``local``: the address that the connection came in at. ``names``: in lower case.
+    ``local``: the address that the connection came in at. ``names``: as :func:`host_named` returns them.
     """
     return is_loopback(host) or host == _canonical(local) or host in names
 

@@ -17,6 +17,7 @@ from typing import TypeAlias, cast
 import h11
 
 from allreduced.core.log_limit import LogLimit
+from allreduced.daemon.metrics.hosts import host_named
 from allreduced.daemon.metrics.request import Refusal, path_of, refusal_of
 
 logger = logging.getLogger("allreduced.metrics")
@@ -79,7 +80,7 @@ class HttpServer:
 
     def __init__(self, paths: Mapping[str, Handler], names: Collection[str] = (), limits: Limits | None = None) -> None:
         self.paths = paths
-        self.names = frozenset(name.lower() for name in names)
+        self.names = frozenset(host for name in names if (host := host_named(name)) is not None)
         self.limits = limits or Limits()
         self.log = LogLimit(logger)
         self.connections: set[Connection] = set()
