@@ -93,6 +93,12 @@ def test_the_long_name_of_the_secret_beats_the_short_one() -> None:
         ('[limits]\narena_bytes = "1MiB"\n', "agent.toml: $.limits.arena_bytes", "at least 32MiB"),
         ('[agent]\nnode = "a\\nb"\n', "agent.toml: $.agent.node", "has control characters"),
         ('[agent]\nnode = "a\\u2028b"\n', "agent.toml: $.agent.node", "has control characters"),
+        (f'[agent]\nnode = "{"é" * 200}"\n', "agent.toml: $.agent.node", "has 400 bytes, at most 255 are allowed"),
+        (
+            f'[[peers.static]]\nnode = "{"é" * 200}"\naddress = "tcp://b:1"\n',
+            "agent.toml: $.peers.static[0].node",
+            "has 400 bytes, at most 255 are allowed",
+        ),
         ('[agent]\nnode = "a\\u0000"\n', "agent.toml: $.agent.node", "has a NUL character"),
         ('[security]\nkey = "a\\u0000"\n', "agent.toml: $.security.key", "has a NUL character"),
         (

@@ -182,3 +182,16 @@ def test_what_a_running_agent_has_need_not_be_there_at_the_moment(name: str) -> 
     settings = parse(REFUSED[name][0], "", {}, {})
     assert list(refusals("a", settings, had=settings)) == []
     assert len(list(refusals("a", settings, had=Settings()))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("a\nb", r"'a\nb' has control characters"), ("a\udcff", r"'a\udcff' is no UTF-8"), ("é" * 200, "has 400 bytes")],
+)
+def test_a_host_whose_name_no_agent_can_have(name: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    with pytest.raises(ConfigError) as caught:
+        check_start(node_of(Settings()), Settings())
+    assert caught.value.path == "agent.node"
+    assert caught.value.message.startswith("the name of this host: ")
+    assert says in caught.value.message

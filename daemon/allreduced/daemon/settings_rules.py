@@ -14,6 +14,7 @@ from allreduced.daemon.metrics.address import listen_address
 from allreduced.daemon.metrics.hosts import host_named
 from allreduced.daemon.settings import Peers, Settings
 from allreduced.daemon.sizes import size_text
+from allreduced.protocol.handshake import MAX_NODE_NAME
 from allreduced.transports.registry import schemes
 
 SMALLEST_TILE: Final = 256 << 10
@@ -24,8 +25,19 @@ LEAST_TILES: Final = 16
 """Tiles that all arenas together must have room for."""
 
 _OTHERS_ONLY: Final = "list the other agents only"
-_NODE_NAMES: Final = "a name of one line, such as that of the host"
+NODE_NAMES: Final = "a name of one line, such as that of the host"
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def wrong_node_name(name: str) -> str:
+    """Return what is wrong with the name of a node, in words; empty where nothing is. Pure."""
+    if _CONTROL.search(name):
+        return f"{name!r} has control characters"
+    try:
+        nbytes = len(name.encode())
+    except UnicodeEncodeError:
+        return f"{name!r} is no UTF-8"
+    return f"{name[:40]!r}… has {nbytes} bytes, at most {MAX_NODE_NAME} are allowed" if nbytes > MAX_NODE_NAME else ""
 
 
 def check(settings: Settings, places: Mapping[str, str]) -> None:
@@ -50,9 +62,9 @@ class _Rules:
         self._places = places
 
     def node(self) -> None:
-        if _CONTROL.search(self._settings.agent.node):
-            message = f"{self._settings.agent.node!r} has control characters"
-            raise self._wrong("agent.node", message, _NODE_NAMES)
+        message = wrong_node_name(self._settings.agent.node)
+        if message:
+            raise self._wrong("agent.node", message, NODE_NAMES)
 
     def sizes(self) -> None:
         tile = self._settings.engine.tile_bytes
@@ -116,8 +128,9 @@ class _Rules:
         for at, peer in enumerate(peers.static):
             of_node, of_address = f"peers.static[{at}].node", f"peers.static[{at}].address"
             self._address(of_address, peer.address)
-            if _CONTROL.search(peer.node):
-                raise self._wrong(of_node, f"{peer.node!r} has control characters", _NODE_NAMES)
+            message = wrong_node_name(peer.node)
+            if message:
+                raise self._wrong(of_node, message, NODE_NAMES)
             if peer.node in names:
                 raise self._wrong(of_node, f"{peer.node!r} is listed twice", "node names are unique")
             if peer.node == self._settings.agent.node:

@@ -30,6 +30,7 @@ from allreduced.daemon.names import check_services
 from allreduced.daemon.rdma_use import decide, examine
 from allreduced.daemon.reachability import advertised, check_access, stays_here
 from allreduced.daemon.settings import Settings, secret_bytes
+from allreduced.daemon.settings_rules import NODE_NAMES, wrong_node_name
 from allreduced.daemon.socket_path import check_place
 from allreduced.transports.tcp.listener import bound
 
@@ -69,6 +70,7 @@ def refusals(node: str, settings: Settings, *, had: Settings | None = None) -> I
 
 
 def _always(node: str, settings: Settings) -> Iterator[_Step]:
+    yield lambda: _check_node(node)
     yield lambda: _check_peers(node, settings)
     yield lambda: loop_factory(settings.agent.loop)
     yield lambda: secret_bytes(settings)
@@ -96,6 +98,13 @@ def _trials(settings: Settings, had: Settings | None) -> Iterator[_Step]:
 
 
 # Of the settings, and the files that they name
+
+
+def _check_node(node: str) -> None:
+    """Refuse a host's name that no agent can have; the settings' own is looked at where they are read."""
+    message = wrong_node_name(node)
+    if message:
+        raise ConfigError(f"the name of this host: {message}", path="agent.node", hint=NODE_NAMES)
 
 
 def _check_peers(node: str, settings: Settings) -> None:
