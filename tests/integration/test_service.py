@@ -81,6 +81,14 @@ def manager() -> Iterator[Manager]:
     manager.close()
 
 
+@pytest.fixture(autouse=True)
+def hang_ups_are_heard() -> Iterator[None]:
+    """Let agents hear SIGHUP where the tests themselves run under nohup, whose choice they would inherit."""
+    before = signal.signal(signal.SIGHUP, lambda *_: None)  # what is caught here is back to its default in a child
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 async def sums(sockets: list[str], job: str) -> list[float]:
     """Reduce 1, 2, … over one rank at each socket."""
     ranks = await asyncio.gather(
