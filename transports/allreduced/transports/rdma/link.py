@@ -15,13 +15,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from allreduced.core.errors import ProtocolError
 from allreduced.core.identity import PeerIdentity
 from allreduced.transports.outbox import OutgoingFrame
 from allreduced.transports.postings import Posting, serial_of, token_of
-from allreduced.transports.rdma import exposures, wire
+from allreduced.transports.rdma import causes, exposures, wire
 from allreduced.transports.rdma.completions import CompletionWatch
 from allreduced.transports.rdma.departures import Departures
 from allreduced.transports.rdma.devices import path_text
@@ -32,15 +32,12 @@ from allreduced.transports.rdma.memory import address_of
 from allreduced.transports.rdma.revocations import Revocations
 from allreduced.transports.rdma.sender import Way
 from allreduced.transports.rdma.sources import Sources
-from allreduced.transports.rdma.verbs_port import AsyncKind, Completion, CompletionKind, VerbsError
+from allreduced.transports.rdma.verbs_port import Completion, CompletionKind, VerbsError
 from allreduced.transports.tcp import wire as tcp_wire
 from allreduced.transports.tcp.link import Flow, FlowLink
 from allreduced.transports.tcp.stream import Stream
 
 _log = logging.getLogger("allreduced.transports.rdma")
-
-_LOOK: Final = 64
-"""Completions looked through for the cause of a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,44 +234,43 @@ class RdmaLink(FlowLink):
                 self._verbs_failed(error)
 
     def _failed(self, completion: Completion) -> None:
-        """End the link for a request that failed; a flushed one only tells that another did."""
-        reason = completion.error
-        if completion.flushed:
-            try:
-                causes = [
-                    other.error for other in self._endpoint.sends.poll(_LOOK) if other.error and not other.flushed
-                ]
-            except VerbsError:
-                causes = []
-            reason = causes[0] if causes else "the queue pair failed"
-        self.broken(f"RDMA by {self._endpoint.local.device}: {reason}")
+        """End the link for a request that failed."""
+        self._device_says(causes.cause_of_failure(self._endpoint, completion))
 
     def _verbs_failed(self, error: VerbsError) -> None:
-        self.broken(f"RDMA by {self._endpoint.local.device}: {error}")
+        self._device_says(str(error))
 
     def _news(self) -> None:
         try:
-            news = self._endpoint.device.take_news()
+            cause = causes.cause_of_news(self._endpoint, self._endpoint.device.take_news())
         except VerbsError as error:
             self._verbs_failed(error)
             return
-        if news.kind is AsyncKind.PORT_DOWN and self._port_is_active():
-            return  # another port of the device, or it came back; pairs that suffered say so themselves
-        if news.kind is not AsyncKind.OTHER:
-            self.broken(f"RDMA by {self._endpoint.local.device}: {news.text}")
+        if cause:
+            self._device_says(cause)
 
-    def _port_is_active(self) -> bool:
-        try:
-            return self._endpoint.device.is_active(self._endpoint.local.port)
-        except VerbsError:
-            return False
+    def _device_says(self, cause: str) -> None:
+        self.broken(self._in_words(cause))
+
+    def _in_words(self, cause: str) -> str:
+        return f"RDMA by {self._endpoint.local.device}: {cause}"
 
     def _look(self) -> None:
         """End the link where its device is being removed and its driver waits for that without a word."""
         if self._endpoint.device.is_removed():
-            self.broken(f"RDMA by {self._endpoint.local.device}: the device was removed")
+            self._device_says(causes.REMOVED)
         else:
             self._looking = self.loop.call_later(self._look_every, self._look)
+
+    # Told by the control flow
+
+    def control_ended(self, reason: str) -> None:
+        """Take note that the peer is gone; where this end's device knows why, that is the reason."""
+        try:
+            cause = causes.untold_cause(self._endpoint) if self.is_alive() else ""
+        except VerbsError as error:
+            cause = str(error)
+        super().control_ended(self._in_words(cause) if cause else reason)
 
     # Told by the other end
 
