@@ -83,6 +83,14 @@ async def test_the_request_that_failed_is_the_reason_and_not_those_that_were_flu
         assert await _said_after_a_reset(link) == f"RDMA by fake0: {RETRIES}"
 
 
+async def test_a_port_that_is_down_is_the_reason_and_not_the_requests_that_fail_of_it() -> None:
+    async with rig() as link:
+        _port_is_down(link)
+        link.far_pairs[0].fail("local queue pair error")
+        await link.until_closed()
+        assert link.reason(link.far_events).endswith("is broken: RDMA by fake0: the port is down")
+
+
 async def test_a_device_that_tells_nothing_any_more_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(port: int) -> bool:
         raise VerbsError(f"cannot query port {port}: Input/output error")

@@ -32,7 +32,12 @@ def cause_of_news(endpoint: Endpoint, news: AsyncNews) -> str:
 
 
 def cause_of_failure(endpoint: Endpoint, completion: Completion) -> str:
-    """Return why a request failed; a flushed one only tells that another did, which is looked for."""
+    """Return why a request failed: what happened to the device or its port, else what the completion says.
+
+    A flushed one only tells that another failed, which is looked for. For a link that is over: see ``untold_cause``.
+    """
+    if cause := _cause_of_device(endpoint):
+        return cause
     if not completion.flushed:
         return completion.error
     return _failed_request(endpoint) or PAIR_FAILED
@@ -42,19 +47,24 @@ def untold_cause(endpoint: Endpoint) -> str:
     """Return what the device knows that ends the link and nobody has heard yet; empty: nothing.
 
     For a link that is over anyway: events and completions are taken.
-
-    :raises VerbsError: the device fails.
     """
-    if endpoint.device.is_removed():
-        return REMOVED
-    for _ in range(_MOST_NEWS):
-        if not _readable(endpoint.device.descriptor):
-            break
-        if cause := cause_of_news(endpoint, endpoint.device.take_news()):
-            return cause
-    if cause := _failed_request(endpoint):
-        return cause
-    return "" if endpoint.device.is_active(endpoint.local.port) else PORT_DOWN
+    return _cause_of_device(endpoint) or _failed_request(endpoint)
+
+
+def _cause_of_device(endpoint: Endpoint) -> str:
+    """Return what happened to the device or its port, which requests fail of, too; empty: nothing."""
+    device = endpoint.device
+    try:
+        if device.is_removed():
+            return REMOVED
+        for _ in range(_MOST_NEWS):
+            if not _readable(device.descriptor):
+                break
+            if cause := cause_of_news(endpoint, device.take_news()):
+                return cause
+        return "" if device.is_active(endpoint.local.port) else PORT_DOWN
+    except VerbsError as error:
+        return str(error)
 
 
 def _failed_request(endpoint: Endpoint) -> str:

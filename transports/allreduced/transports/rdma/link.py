@@ -266,10 +266,7 @@ class RdmaLink(FlowLink):
 
     def control_ended(self, reason: str) -> None:
         """Take note that the peer is gone; where this end's device knows why, that is the reason."""
-        try:
-            cause = causes.untold_cause(self._endpoint) if self.is_alive() else ""
-        except VerbsError as error:
-            cause = str(error)
+        cause = causes.untold_cause(self._endpoint) if self.is_alive() else ""
         super().control_ended(self._in_words(cause) if cause else reason)
 
     # Told by the other end
