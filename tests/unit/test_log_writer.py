@@ -202,6 +202,26 @@ def test_where_there_can_be_no_thread_the_end_writes_what_waits(held: Held, monk
         assert held.lines[3:] == ["4"]
 
 
+def test_a_line_that_comes_while_the_thread_is_started_starts_no_other(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def start_and_log(thread: threading.Thread) -> None:
+        started.append(thread)
+        put(writer, "2")
+        start(thread)
+
+    with writing(held) as writer:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", start_and_log)
+            put(writer, "1", "3")
+        held.take(3)
+        assert writer.finish()
+        assert (held.lines, len(started)) == (["1", "2", "3"], 1)
+
+
 def test_a_line_is_made_where_it_is_logged(held: Held) -> None:
     with writing(held) as writer:
         handler = LineHandler(writer)

@@ -62,6 +62,7 @@ class LineWriter:
         """Called in the thread. Until it is set losses are only counted."""
         self._changed = threading.Condition()  # of a lock that one thread may take twice: a signal's handler may log
         self._thread: threading.Thread | None = None
+        self._starting = False
         self._waiting: deque[Line] = deque()
         """The first of them is about to be written."""
         self._size = 0
@@ -93,7 +94,7 @@ class LineWriter:
     def finish(self) -> bool:
         """Wait until all is written; return whether it is.
 
-        While nothing gets through, all such waits together take ``patience`` seconds.
+        Waits that come to nothing take ``patience`` seconds at most, all together.
         """
         with self._changed:
             if not self._idle() and not self._start():
@@ -116,14 +117,16 @@ class LineWriter:
         return not (self._waiting or self._full or self._writing)
 
     def _start(self) -> bool:
-        if self._thread is not None and self._thread.is_alive():
+        if self._starting or (self._thread is not None and self._thread.is_alive()):
             return True
-        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread, self._starting = threading.Thread(target=self._run, name="log", daemon=True), True
         try:
-            self._thread.start()
+            self._thread.start()  # meanwhile a signal or the collector may have something to say, in this thread
         except RuntimeError:  # there can be no further thread now; whoever comes next tries again
             self._thread = None
             return False
+        finally:
+            self._starting = False
         return True
 
     def _run(self) -> None:
