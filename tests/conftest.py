@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import tempfile
 import threading
@@ -92,3 +93,17 @@ def open_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    """Put logging back as it was."""
+    root, ours = logging.getLogger(), logging.getLogger("allreduced")
+    handlers, level, our_level = root.handlers[:], root.level, ours.level
+    yield root
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    ours.setLevel(our_level)

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from allreduced.core.errors import AllReducedError, from_wire
 
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
+LOG_SECONDS = 60.0
 TRACEBACK_SECONDS = 10.0
 
 
@@ -59,6 +61,13 @@ class AgentProcess:
     def wait(self) -> int:
         """Return its exit status once it has ended by itself."""
         return self.process.wait(STOP_SECONDS)
+
+    def says(self, text: str, times: int = 1) -> bool:
+        """Return whether it wrote a text so often. It may take a moment: a thread of its own writes its log."""
+        until = time.monotonic() + LOG_SECONDS
+        while self.logged().count(text) < times and time.monotonic() < until:
+            time.sleep(0.01)  # another process writes it
+        return self.logged().count(text) >= times
 
     def logged(self) -> str:
         """Return what it wrote to standard error so far, but for what a busy machine makes it say."""

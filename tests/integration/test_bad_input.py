@@ -285,4 +285,5 @@ async def test_clients_that_end_in_the_middle_of_a_message_disturb_nobody(start_
                 stray.connect(f"\0{agents[0].socket[1:]}")
                 stray.sendall(hello + submit[:end])
         await check(ranks)
+    assert agents[0].says("event=client_dropped", 4)
     assert agents[0].logged().count("event=client_dropped") == 4

@@ -139,6 +139,7 @@ async def test_a_reload_finds_a_new_peer(start_agent: StartAgent, manager: Manag
         "STATUS=restart needed for peers.flows; serving; clients: 0; operations in flight: 0; agents connected: 1"
     )
     assert await sums([a.socket, b.socket], "job") == [3.0, 3.0]
+    await until_logged(a, " event=reloaded ")
     logged = a.logged()
     assert f"event=setting_changed setting=peers.static old='-' new='b={b.listen}'" in logged
     assert "event=setting_changed setting=agent.log_level old='warning' new='info'" in logged
@@ -218,7 +219,7 @@ async def test_a_broken_file_changes_nothing_and_the_job_goes_on(
         status = manager.until("READY=1")["STATUS"]
         assert status.startswith("reload failed, the settings from before are in force: ")
         assert said in status
-        assert said in agent.logged()
+        await until_logged(agent, said)
         assert comm.all_reduce(np.ones(2), deadline=BOUND).tolist() == [1.0, 1.0]
     config.unlink()
     agent.process.send_signal(signal.SIGHUP)

@@ -27,6 +27,7 @@ def two_agents(start_agent: StartAgent) -> tuple[AgentProcess, AgentProcess]:
 
 def metrics_of(agent: AgentProcess) -> str:
     """Return host and port of an agent's metrics."""
+    assert agent.says(" event=metrics_ready ")
     found = re.search(r"event=metrics_ready address=http://(\S+)", agent.logged())
     assert found is not None, agent.logged()
     return found[1]

@@ -11,8 +11,9 @@ import sys
 import pytest
 
 from allreduced.cli.console import OutputLost, complain, is_terminal, say
-from allreduced.daemon import logs
-from allreduced.daemon.log.stream import StderrHandler
+from allreduced.daemon.log.descriptor import Descriptor
+from allreduced.daemon.log.handler import LineHandler
+from allreduced.daemon.log.writer import LineWriter
 
 COMMAND = (sys.executable, "-P", "-m", "allreduced.cli.main")
 
@@ -87,18 +88,9 @@ def test_what_the_encoding_lacks_is_written_as_an_escape(capsys: pytest.CaptureF
     assert capsys.readouterr().out == "é c\\udcffg.toml\n"
 
 
-@pytest.mark.parametrize("style", ["text", "json"])
-def test_lines_of_the_log_that_are_lost_are_lost_silently(style: logs.Format, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = logging.LogRecord("allreduced.test", logging.WARNING, "file.py", 7, "event=x", (), None, "function")
-    stream = Full()
-    handler = StderrHandler(stream)
+def test_a_line_of_the_log_that_is_wrong_is_told_as_logging_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = logging.LogRecord("allreduced.test", logging.WARNING, "file.py", 7, "%d", ("x",), None, "function")
     said = io.StringIO()
     monkeypatch.setattr(sys, "stderr", said)
-    handler.handle(record)
-    assert said.getvalue() == ""
-    handler.setStream(said)
-    handler.handle(record)
-    assert said.getvalue() == "event=x\n"
-    record.msg, record.args = "%d", ("x",)  # a defect of ours is no matter of the stream
-    handler.handle(record)
+    LineHandler(LineWriter(Descriptor(2, "utf-8"))).handle(record)
     assert "TypeError" in said.getvalue()

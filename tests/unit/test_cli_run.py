@@ -260,6 +260,27 @@ def test_what_ranks_leave_in_the_background_ends_with_the_job(start: Start) -> N
         assert ended(process) == (0, b"", b"")
 
 
+def test_a_job_that_is_stopped_ends_though_nobody_reads(start: Start) -> None:
+    process = start("sh", "-c", "echo up; exec yes", ranks_per_node=2, grace=0.2)
+    await_lines(process, 1)
+    with all_end(process):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+
+
+def test_a_job_that_is_stopped_waits_for_a_reader_that_reads(start: Start) -> None:
+    code = (
+        "import signal, sys\ndef end(*_):\n    print('x' * 300_000)\n    sys.exit('end')\n"
+        "signal.signal(signal.SIGTERM, end)\nprint('up', flush=True)\nsignal.pause()"
+    )
+    process = start(*python(code), grace=60)
+    await_lines(process, 1)
+    process.send_signal(signal.SIGTERM)
+    status, out, err = ended(process)
+    assert (status, out) == (128 + signal.SIGTERM, b"[0] " + b"x" * 300_000 + b"\n")
+    assert err.startswith(b"[0] end\n")
+
+
 def test_output_that_nobody_reads_any_more_ends_the_job(start: Start) -> None:
     process = start("yes")
     await_lines(process, 1)

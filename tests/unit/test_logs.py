@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from allreduced.daemon.chronicle import Chronicle
 from allreduced.daemon.engine import events
 from allreduced.daemon.log.fields import MAX_VALUE, fields_of, pairs_of, quoted
 from allreduced.daemon.log.formats import JsonFormatter, TextFormatter
-from allreduced.daemon.log.journal import JournalHandler, datagram, is_on_journal, priority_of
+from allreduced.daemon.log.handler import LineHandler
+from allreduced.daemon.log.journal import Journal, JournalEntries, datagram, is_on_journal, priority_of
 from allreduced.daemon.log.limit import LineLimit
 from allreduced.protocol.change import Change, Loss
 from allreduced.protocol.peer import Fingerprint
@@ -202,23 +204,7 @@ def test_what_a_log_limit_leaves_out_is_counted_for_the_process() -> None:
     assert DROPPED[logging.WARNING, "test_flood"] - before == 3
 
 
-@pytest.fixture
-def root_logger() -> Iterator[logging.Logger]:
-    """Put logging back as it was."""
-    root, ours = logging.getLogger(), logging.getLogger("allreduced")
-    handlers, level, our_level = root.handlers[:], root.level, ours.level
-    yield root
-    for handler in root.handlers:
-        if handler not in handlers:
-            handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    ours.setLevel(our_level)
-
-
-def test_the_level_can_be_changed_while_it_runs(
-    root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_level_can_be_changed_while_it_runs(root_logger: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
     logger = logging.getLogger("allreduced.test_level")
     logs.configure("error", "n0", "json", {})
     logger.warning("event=unwritten_one")
@@ -227,7 +213,8 @@ def test_the_level_can_be_changed_while_it_runs(
     logger.debug("event=unwritten_two")
     logs.set_level("debug")
     logger.debug("event=written_two")
-    written = [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
+    root_logger.handlers[0].flush()
+    written = [json.loads(line)["event"] for line in capfd.readouterr().err.splitlines()]
     assert written == ["written_one", "written_two"]
     counts = {(level, event): lines for level, event, lines, _ in logs.line_counts()}
     assert counts[logging.WARNING, "unwritten_one"] == 1
@@ -251,15 +238,9 @@ def test_the_native_protocol_of_the_journal() -> None:
     assert [priority_of(level) for level in levels] == [3, 3, 4, 6, 7]
 
 
-def test_the_journal_gets_each_field(tmp_path: Path) -> None:
-    path = str(tmp_path / "journal")
-    fallback = _Lines()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
-        journal.bind(path)
-        handler = JournalHandler("n0", fallback, path)
-        handler.emit(record("event=operation_failed job=%s generation=%d error=%s", "j 1", 3, "a\nb"))
-        data = journal.recv(65536)
-    assert data == datagram(
+def test_the_journal_gets_each_field() -> None:
+    made = record("event=operation_failed job=%s generation=%d error=%s", "j 1", 3, "a\nb")
+    assert JournalEntries("n0").entry_of(made) == datagram(
         [
             ("MESSAGE", "event=operation_failed job='j 1' generation=3 error='a\\nb'"),
             ("PRIORITY", "4"),
@@ -275,10 +256,6 @@ def test_the_journal_gets_each_field(tmp_path: Path) -> None:
             ("ALLREDUCED_ERROR", "a\nb"),
         ]
     )
-    assert fallback.lines == []
-    handler.emit(record("event=after_its_end"))  # the socket is closed: the line must not be lost
-    assert fallback.lines == ["event=after_its_end"]
-    handler.close()
 
 
 @pytest.mark.parametrize(
@@ -289,14 +266,19 @@ def test_the_journal_gets_each_field(tmp_path: Path) -> None:
     ],
 )
 def test_both_formats_go_to_the_journal_with_fields(
-    tmp_path: Path, root_logger: logging.Logger, style: logs.Format, message: object
+    tmp_path: Path,
+    root_logger: logging.Logger,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    style: logs.Format,
+    message: object,
 ) -> None:
     path = str(tmp_path / "journal")
     stderr = os.fstat(2)
+    monkeypatch.setattr(logs, "Journal", partial(Journal, path=path))
     logs.configure("info", "n0", style, {"JOURNAL_STREAM": f"{stderr.st_dev}:{stderr.st_ino}"})
     (handler,) = root_logger.handlers
-    assert isinstance(handler, JournalHandler)
-    handler._path = path
+    assert isinstance(handler, LineHandler)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
         journal.bind(path)
         handler.emit(record("event=operation_failed job=%s", "j 1"))
@@ -307,15 +289,11 @@ def test_both_formats_go_to_the_journal_with_fields(
         assert {key: told[key] for key in message} == message
     else:
         assert fields["MESSAGE"] == message
-
-
-class _Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+    handler.emit(record("event=operation_failed job=%s", "j 2"))  # nobody is there any more
+    handler.flush()
+    written = capfd.readouterr().err
+    assert ('"job": "j 2"' if style == "json" else " event=operation_failed job='j 2'\n") in written
+    assert logs.lost_lines() == 0
 
 
 def test_lines_about_groups_and_operations_say_which(caplog: pytest.LogCaptureFixture) -> None:

@@ -74,6 +74,7 @@ def facts(**changes: object) -> Facts:
             (refusals.Plane.PEERS, refusals.Kind.LIMIT): 0,
         },
         log=(LogCount("warning", "client_dropped", 30, 10), LogCount("info", "ready", 1, 0)),
+        log_lost=3,
     )
     return replace(given, **changes)  # type: ignore[arg-type] # tests change what they look at
 
@@ -137,6 +138,7 @@ async def test_every_value_is_where_it_belongs() -> None:
     }
     assert found["allreduced_log_lines_total"] == {("client_dropped", "warning"): 30, ("ready", "info"): 1}
     assert found["allreduced_log_lines_dropped_total"] == {("client_dropped",): 10}
+    assert found["allreduced_log_lines_lost_total"] == {(): 3}
 
 
 async def test_counters_of_a_linked_peer_are_not_zero_where_something_happened_to_it_before() -> None:

@@ -83,6 +83,7 @@ def raised(call: Callable[[], object]) -> AllReducedError:
     return caught.value
 
 
+@pytest.mark.usefixtures("root_logger")
 def test_the_check_says_what_the_start_says(refused: tuple[Path, str]) -> None:
     file, words = refused
     settings = load(str(file), {})

@@ -69,6 +69,10 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the agent until it is told to stop; return its exit status."""
+    if not arguments.check:
+        from allreduced.daemon.logs import take_stderr
+
+        take_stderr()
     try:
         return _execute(arguments)
     except AllReducedError as error:

@@ -38,6 +38,11 @@ class Sink:
         return self._size > 0
 
     @property
+    def waiting(self) -> int:
+        """Return how many bytes wait to be written."""
+        return self._size
+
+    @property
     def full(self) -> bool:
         """True while so much waits that the sources should be left unread."""
         return self._size >= _HIGH_WATER
@@ -131,6 +136,11 @@ class Streams:
     def pending(self) -> bool:
         """True while bytes wait to be written."""
         return self.out.pending or self.err.pending
+
+    @property
+    def waiting(self) -> int:
+        """Return how many bytes wait to be written."""
+        return sum(sink.waiting for sink in {self.out, self.err})
 
     def arm(self) -> None:
         """Tell the selector what to wait for. Call it before each select."""

@@ -97,10 +97,20 @@ class Supervisor:
         finally:
             kill_descendants()
         self._streams.drain()
-        self._signal = 0
-        while self._streams.pending and not self._signal:  # a signal ends waiting for a reader that does not read
-            self._poll(None)
+        self._write_the_rest()
         return self._status
+
+    def _write_the_rest(self) -> None:
+        """Wait for whoever reads the output: until a signal comes, or for the grace where one ended the job."""
+        told, self._signal = self._signal, 0
+        until = time.monotonic() + self._job.grace
+        while self._streams.pending and not self._signal:
+            before = self._streams.waiting
+            self._poll(max(0.0, until - time.monotonic()) if told else None)
+            if self._streams.waiting < before:  # somebody reads
+                until = time.monotonic() + self._job.grace
+            elif told and time.monotonic() >= until:
+                return
 
     # Starting
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from allreduced.daemon.log.fields import fields_of
 from allreduced.daemon.log.formats import text_of, traceback_of
+from allreduced.daemon.log.writer import Line, Outlet
 
 SOCKET: Final = "/run/systemd/journal/socket"
 
@@ -56,35 +57,23 @@ def datagram(fields: Iterable[tuple[str, str]]) -> bytes:
     return b"".join(parts)
 
 
-class JournalHandler(logging.Handler):
-    """Writes each line as one entry with fields. What the journal does not take goes to ``fallback``.
+class JournalEntries:
+    """Makes an entry with fields of each line.
 
-    The message is what the handler's formatter makes of a line, without one the event's own pairs. Nothing waits: a
-    journal that does not read for a moment costs the fields of a line, and not the time of the agent.
+    The message is what ``formatter`` makes of the line, without one the event's own pairs.
     """
 
-    def __init__(self, node: str, fallback: logging.Handler, path: str = SOCKET) -> None:
-        super().__init__()
+    def __init__(self, node: str, formatter: logging.Formatter | None = None) -> None:
         self._node = node
-        self._fallback = fallback
-        self._path = path
+        self._formatter = formatter
         self._traces = logging.Formatter()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Send one line."""
-        try:
-            self._socket.sendto(datagram(self._fields(record)), self._path)
-        except OSError:  # full, too long or not there: whatever happens, the line must be somewhere
-            self._fallback.emit(record)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-        super().close()
+    def entry_of(self, record: logging.LogRecord) -> bytes:
+        """Return the entry of one line."""
+        return datagram(self._fields(record))
 
     def _fields(self, record: logging.LogRecord) -> Iterable[tuple[str, str]]:
-        yield "MESSAGE", self.formatter.format(record) if self.formatter else self._text(record)
+        yield "MESSAGE", self._formatter.format(record) if self._formatter else self._text(record)
         yield "PRIORITY", str(priority_of(record.levelno))
         yield "SYSLOG_IDENTIFIER", "allreduced"
         yield "LOGGER", record.name
@@ -99,3 +88,33 @@ class JournalHandler(logging.Handler):
         """Return the line without what the journal knows by itself."""
         text, trace = text_of(record), traceback_of(self._traces, record)
         return f"{text}\n{trace}" if trace else text
+
+
+class Journal:
+    """An outlet that sends entries to the journal, and waits where that is busy.
+
+    What the journal does not take, and lines without an entry, go to ``otherwise``.
+    """
+
+    def __init__(self, otherwise: Outlet, path: str = SOCKET) -> None:
+        self._otherwise = otherwise
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+
+    def write(self, line: Line) -> None:
+        """Send one line.
+
+        :raises OSError: it is lost.
+        """
+        if line.entry:
+            try:
+                self._socket.sendto(line.entry, self._path)
+            except OSError:  # too long, or no journal there: whatever happens, the line must be somewhere
+                self._otherwise.write(line)
+        else:
+            self._otherwise.write(line)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+        self._otherwise.close()

@@ -76,6 +76,7 @@ def monitoring(
             clients_limit=lambda: server.limits.clients,
             in_flight=lambda: driver.in_flight,
             log=_log_counts,
+            log_lost=logs.lost_lines,
         ),
         listen=settings.metrics.listen,
         groups=settings.metrics.groups,

@@ -191,6 +191,11 @@ LOG_DROPPED: Final = Described(
     "Lines that were not written, for there were too many of their event.",
     ("event",),
 )
+LOG_LOST: Final = Described(
+    "allreduced_log_lines_lost_total",
+    Kind.COUNTER,
+    "Lines that were to be written, and that standard error or the journal did not take.",
+)
 
 CATALOGUE: Final[tuple[Described, ...]] = tuple(value for value in dict(globals()).values() if type(value) is Described)
 """All of them, in this order."""

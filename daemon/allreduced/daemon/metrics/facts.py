@@ -37,7 +37,7 @@ class LogCount:
 class Facts:
     """One agent. ``unreached``: listed peers to which there was never a link; ``lost``: peers without a link now.
 
-    ``links``: by node and transport, links that are over included.
+    ``links``: by node and transport, links that are over included. ``log_lost``: lines that nobody took.
     """
 
     version: str
@@ -59,3 +59,4 @@ class Facts:
     links: Mapping[tuple[str, str], LinkStats]
     refusals: Mapping[tuple[Plane, Kind], int]
     log: tuple[LogCount, ...]
+    log_lost: int

@@ -41,6 +41,7 @@ def families(facts: Facts) -> Iterator[Metric]:
     yield from _links(facts.links)
     yield _counter(catalogue.REFUSALS, {(plane, kind): count for (plane, kind), count in facts.refusals.items()})
     yield from _log(facts.log)
+    yield _counter(catalogue.LOG_LOST, {(): facts.log_lost})
 
 
 def _calls(calls: CallMeter) -> Iterator[Metric]:

@@ -39,7 +39,8 @@ class Readable(Protocol):
 class Sources:
     """Where the numbers come from; sizes in bytes.
 
-    ``clients``, ``in_flight``: return how many there are. ``log``: returns how many lines were written.
+    ``clients``, ``in_flight``: return how many there are. ``log``: returns how many lines were written;
+    ``log_lost``: how many nobody took.
     """
 
     version: str
@@ -54,6 +55,7 @@ class Sources:
     clients_limit: Callable[[], int]
     in_flight: Callable[[], int]
     log: Callable[[], tuple[LogCount, ...]]
+    log_lost: Callable[[], int]
 
 
 class Monitoring:
@@ -147,6 +149,7 @@ class Monitoring:
             links=peers.traffic.read(peers.links()),
             refusals={pair: REFUSED[pair] for pair in POSSIBLE},
             log=sources.log(),
+            log_lost=sources.log_lost(),
         )
 
     def _why_not_ready(self) -> tuple[str, ...]:
