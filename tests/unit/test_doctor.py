@@ -20,7 +20,7 @@ from allreduced.cli.doctor import as_json, lines
 from allreduced.cli.main import main
 from allreduced.client import environment, inquiry
 from allreduced.client.inquiry import ClusterStatus
-from allreduced.core.errors import AgentUnavailable, ConfigError
+from allreduced.core.errors import AgentUnavailable, AuthenticationError, ConfigError
 from allreduced.daemon.certificate_end import End, Role
 from allreduced.daemon.certificate_files import CertificateFiles
 from allreduced.daemon.doctor import examination, network
@@ -43,8 +43,9 @@ from allreduced.daemon.doctor.network import (
 )
 from allreduced.daemon.doctor.security import judge_expiry, judge_security, security_facts
 from allreduced.daemon.reach import Dialled
-from allreduced.daemon.settings import Agent, Peers, Security, Settings, StaticPeer
+from allreduced.daemon.settings import Access, Agent, Peers, Security, Settings, StaticPeer
 from allreduced.daemon.socket_path import bind_socket
+from allreduced.daemon.start_check import refusals
 from allreduced.daemon.status import PROBE
 from allreduced.protocol.status import AgentReport, PeerReport, ReachReport, UnansweredReport
 
@@ -305,6 +306,54 @@ def test_what_is_told_elsewhere_is_not_told_twice() -> None:
     assert judge_settings([ConfigError("no RDMA", path="peers.transport")], []) == [below]
     assert [one.level for one in judge_settings([UNREADABLE, CPUS], [security])] == [Level.PROBLEM]
     assert judge_settings([AgentUnavailable("the native kernels cannot be loaded")], [])[0].level is Level.OK
+
+
+@only_root
+def test_what_only_this_user_may_not_do_is_no_problem_of_an_agent_of_another_user(tmp_path: Path) -> None:
+    settings = Settings(agent=Agent(node="a"), access=Access(socket_group="4322"))
+    with as_user(STRANGER):
+        errors = list(refusals("a", settings))
+    (error,) = errors
+    message = "the socket cannot be given to the group with gid 4322: Operation not permitted"
+    assert error.message == message
+    assert judge_settings(errors, [], foreign=True) == [
+        note(
+            "settings",
+            f"whether the agent may do all that they ask for cannot be told as this user, who may not: {message}",
+            "make the agent's user a member of that group, or choose one that it is in",
+        )
+    ]
+    assert judge_settings(errors, []) == [
+        problem("settings", f"an agent does not start with them: {message}", error.hint)
+    ]
+    assert [one.level for one in judge_settings([CPUS, error], [], foreign=True)] == [Level.PROBLEM, Level.NOTE]
+
+
+@only_root
+@pytest.mark.parametrize(
+    ("uid", "service", "level"),
+    [
+        (STRANGER, False, Level.PROBLEM),
+        (STRANGER, True, Level.NOTE),
+        (STRANGER + 1, False, Level.NOTE),
+        (None, False, Level.NOTE),
+        (0, True, Level.NOTE),
+    ],
+)
+def test_whose_agent_runs_says_what_a_user_can_judge(
+    uid: int | None, service: bool, level: Level, open_folder: Path
+) -> None:
+    """``uid``: as the agent tells; None where it tells this user nothing."""
+    settings = Settings(agent=Agent(node="a"), access=Access(socket_group="4322"))
+
+    def ask() -> Told:
+        if uid is None:
+            raise AuthenticationError("you may not ask")
+        return Told((replace(REPORT, uid=uid),))
+
+    with contextlib.closing(bind_socket(str(open_folder / "agent.sock"), mode=0o666)) as bound, as_user(STRANGER):
+        found = examine(settings, bound.name, ask, bound=60.0, service=service)
+    assert [one.level for one in found.findings if "gid 4322" in one.message] == [level]
 
 
 @pytest.mark.parametrize(

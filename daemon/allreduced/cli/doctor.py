@@ -88,7 +88,8 @@ def execute(arguments: argparse.Namespace) -> int:
     from allreduced.daemon.doctor.finding import Level, worst
     from allreduced.daemon.settings_reader import load
 
-    settings = load(arguments.config or _system_config(), os.environ, {})
+    config = arguments.config or _system_config()
+    settings = load(config, os.environ, {})
     raise_descriptor_limit()  # many agents may be listed
     socket = arguments.socket or os.environ.get("ALLREDUCED_SOCKET") or settings.agent.socket or _usual_socket()
 
@@ -99,7 +100,10 @@ def execute(arguments: argparse.Namespace) -> int:
     def left() -> float:
         return max(until - time.monotonic(), 0.0)
 
-    found = examine(settings, socket, lambda: _ask(socket, others=others, bandwidth=bandwidth, left=left), bound=bound)
+    def ask() -> Told:
+        return _ask(socket, others=others, bandwidth=bandwidth, left=left)
+
+    found = examine(settings, socket, ask, bound=bound, service=config == SYSTEM_CONFIG)
     if arguments.json:
         say(json.dumps(as_json(found)))
     else:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from allreduced.core.errors import AgentUnavailable, AllReducedError, ConfigError
+from allreduced.core.errors import AgentUnavailable, AllReducedError, AuthenticationError, ConfigError
 from allreduced.daemon.doctor.check import Check, finish
 from allreduced.daemon.doctor.cluster import Way, judge_cluster, ways
 from allreduced.daemon.doctor.finding import Finding, note, ok, problem, refused
@@ -28,12 +30,14 @@ _TOLD_ELSEWHERE: Final = frozenset({"peers.advertise", "peers.transport"})
 class Told:
     """What the agents told, that of this node first; empty where none runs.
 
-    ``findings``: what is to be said of how they could be asked.
+    ``findings``: what is to be said of how they could be asked. ``foreign``: that of this node is, or was, another
+    user's than the one who asks.
     """
 
     reports: tuple[AgentReport, ...] = ()
     unanswered: tuple[UnansweredReport, ...] = ()
     findings: tuple[Finding, ...] = ()
+    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,15 @@ class Examination:
     ways: tuple[Way, ...]
 
 
-def examine(settings: Settings, socket: str, ask: Callable[[], Told], *, bound: float) -> Examination:
+def examine(
+    settings: Settings, socket: str, ask: Callable[[], Told], *, bound: float, service: bool = False
+) -> Examination:
     """Examine everything; nothing that runs is disturbed, and nothing is changed.
 
     Takes ``bound`` seconds at most: where a check has not ended by then, a finding says so.
 
     ``socket``: of this node's agent. ``ask``: asks it, and through it the others, in less than ``bound`` seconds.
+    ``service``: the settings are those of the service, which has a user and groups of its own.
     """
     files = "look at the files that the settings name: one may be on a file system that hangs"
     names = "getent hosts NAME, for each name in the settings: the resolver may be silent"
@@ -65,7 +72,9 @@ def examine(settings: Settings, socket: str, ask: Callable[[], Told], *, bound: 
     of_security = security.findings(lambda facts: judge_security(facts, remote=remote), bound)
     told = agent.facts() or Told()
     found = [
-        *refused_by.findings(lambda refused: judge_settings(refused, of_security), bound),
+        *refused_by.findings(
+            lambda errors: judge_settings(errors, of_security, foreign=service or told.foreign), bound
+        ),
         *machine.findings(judge_machine, bound),
         *network.findings(_judge_network, bound),
         *of_security,
@@ -76,10 +85,13 @@ def examine(settings: Settings, socket: str, ask: Callable[[], Told], *, bound: 
     return Examination(tuple(found), ways(told.reports))
 
 
-def judge_settings(refused_by: Sequence[AllReducedError], others: Sequence[Finding]) -> list[Finding]:
+def judge_settings(
+    refused_by: Sequence[AllReducedError], others: Sequence[Finding], *, foreign: bool = False
+) -> list[Finding]:
     """Return what is to be said of settings that a start would refuse so. Pure.
 
-    ``others``: findings about the same settings, which need not be told twice.
+    ``others``: findings about the same settings, which need not be told twice. ``foreign``: the agent is another
+    user's than the one for whom it was found out, so what the kernel forbids here may be allowed to it.
     """
     subject, told = "settings", {one.message for one in others}
     # That the kernels are missing is no fault of the settings, and the socket may be for another user to make.
@@ -93,7 +105,22 @@ def judge_settings(refused_by: Sequence[AllReducedError], others: Sequence[Findi
     new = [error for error in faults if error.message not in told and getattr(error, "path", "") not in _TOLD_ELSEWHERE]
     if not new:
         return [note(subject, "they are valid; what keeps an agent from starting with them is told below")]
-    return [problem(subject, f"an agent does not start with them: {error.message}", error.hint) for error in new]
+    return [
+        note(
+            subject,
+            f"whether the agent may do all that they ask for cannot be told as this user, who may not: {error.message}",
+            error.hint,
+        )
+        if foreign and _forbidden(error)
+        else problem(subject, f"an agent does not start with them: {error.message}", error.hint)
+        for error in new
+    ]
+
+
+def _forbidden(error: AllReducedError) -> bool:
+    """Return whether it is a matter of who asks: the kernel forbade something to this user, and its groups."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.EPERM, errno.EACCES)
 
 
 def _network(settings: Settings) -> NetworkFacts | AllReducedError:
@@ -114,10 +141,14 @@ def _agent(socket: str, ask: Callable[[], Told]) -> Told:
     except ConfigError as error:
         return Told(findings=(refused("socket", error),))
     of_socket = tuple(judge_socket(facts))
+    foreign = facts.kind == "socket" and facts.uid != facts.asker
     if facts.answer != 0:
-        return Told(findings=of_socket)
+        return Told(findings=of_socket, foreign=foreign)
     try:
         told = ask()
     except AllReducedError as error:
-        return Told(findings=(*of_socket, problem("agent", error.message, error.hint or "see the agent's log")))
-    return replace(told, findings=(*of_socket, *told.findings))
+        of_agent = problem("agent", error.message, error.hint or "see the agent's log")
+        foreign = foreign or isinstance(error, AuthenticationError)  # its own user may always ask
+        return Told(findings=(*of_socket, of_agent), foreign=foreign)
+    foreign = any(report.uid != os.geteuid() for report in told.reports[:1])
+    return replace(told, findings=(*of_socket, *told.findings), foreign=foreign)
