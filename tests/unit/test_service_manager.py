@@ -55,12 +55,14 @@ def test_a_life_as_the_service_manager_hears_of_it(manager: Manager) -> None:
     told.ready("serving more")
     told.stopping("stopping", 12.5)
     told.failed("no\nway")
-    assert [manager.next() for _ in range(5)] == [
+    told.failed("no files", errno.EMFILE)
+    assert [manager.next() for _ in range(6)] == [
         ["READY=1", "STATUS=serving"],
         ["RELOADING=1", "MONOTONIC_USEC=12345678"],
         ["READY=1", "STATUS=serving more"],
         ["STOPPING=1", "EXTEND_TIMEOUT_USEC=12500000", "STATUS=stopping"],
         ["STATUS=no way"],
+        ["STATUS=no files", f"ERRNO={errno.EMFILE}"],
     ]
 
 
