@@ -138,7 +138,7 @@ def _execute(arguments: argparse.Namespace, stage: _Stage) -> int:
             private=arguments.private,
             join=arguments.join,
             ready_fd=arguments.ready_fd,
-            reload=(lambda: load(arguments.config, os.environ, overrides)) if arguments.config else None,
+            reload=(lambda: load(arguments.config, os.environ, overrides, again=True)) if arguments.config else None,
             on_ready=on_ready,
         ),
     )
