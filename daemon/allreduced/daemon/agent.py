@@ -68,9 +68,9 @@ def run_agent(settings: Settings, options: AgentOptions, environ: MutableMapping
         faulthandler.enable()  # the watchdog's SIGABRT tells then where the agent hangs
     try:
         raise_descriptor_limit()
-        check_start(node, settings, had=settings)  # what is left out is about to be had
+        read = check_start(node, settings, had=settings)  # what is left out is about to be had
         bound = handed_socket(environ)
-        parts = assemble(node, settings, tile_bytes=options.tile_bytes)
+        parts = assemble(node, settings, read, tile_bytes=options.tile_bytes)
         agent = Agent(parts, settings, options, bound or settings.agent.socket or default_socket(environ), manager)
         with asyncio.Runner(loop_factory=loop_factory(settings.agent.loop)) as runner:
             return runner.run(agent.run(readiness))
