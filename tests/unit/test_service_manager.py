@@ -142,6 +142,8 @@ def test_a_manager_that_does_not_read_holds_up_no_pulse(manager: Manager, caplog
 
 async def test_the_pulse_is_the_loop_s_own(manager: Manager) -> None:
     pulse = Pulse(ServiceManager(manager.environ(WATCHDOG_USEC="30000")), lambda: "serving")
+    assert manager.silent()
+    pulse.start()
     try:
         assert pulse.interval == pytest.approx(0.01)
         assert manager.next() == ["WATCHDOG=1", "STATUS=serving"]
@@ -157,5 +159,6 @@ async def test_the_pulse_is_the_loop_s_own(manager: Manager) -> None:
 
 async def test_without_a_service_manager_there_is_no_pulse() -> None:
     pulse = Pulse(ServiceManager({"WATCHDOG_USEC": "30000"}), lambda: pytest.fail("nobody asked"))
+    pulse.start()
     assert pulse.interval == 5.0
     pulse.close()
