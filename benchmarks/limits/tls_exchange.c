@@ -24,6 +24,7 @@ typedef struct {
     int sock;
     size_t piece;
     SSL *tls;
+    BIO_METHOD *method;
     char *received, *unsent;
     size_t received_from, received_to, unsent_from, unsent_to, unsent_room;
 } End;
@@ -76,11 +77,11 @@ static long control(BIO *bio, int command, long number, void *pointer) {
 }
 
 static BIO *buffers_of(End *end) {
-    BIO_METHOD *method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "pieces");
-    BIO_meth_set_read_ex(method, read_received);
-    BIO_meth_set_write_ex(method, write_unsent);
-    BIO_meth_set_ctrl(method, control);
-    BIO *bio = BIO_new(method);
+    end->method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "pieces");
+    BIO_meth_set_read_ex(end->method, read_received);
+    BIO_meth_set_write_ex(end->method, write_unsent);
+    BIO_meth_set_ctrl(end->method, control);
+    BIO *bio = BIO_new(end->method);
     BIO_set_data(bio, end);
     BIO_set_init(bio, 1);
     return bio;
@@ -109,6 +110,7 @@ static void begin(End *end, int sock, size_t piece, bool listening, const char *
 static void finish(End *end) {
     SSL_CTX *context = SSL_get_SSL_CTX(end->tls);
     SSL_free(end->tls);
+    BIO_meth_free(end->method);  // after the BIO, which is freed with the SSL
     SSL_CTX_free(context);
     free(end->received);
     free(end->unsent);

@@ -300,7 +300,7 @@ def test_a_file_whose_name_is_no_utf_8_is_read_again_and_the_agent_ends_in_order
     assert "Traceback" not in agent.logged()
 
 
-def test_a_file_that_cannot_be_read_to_its_end_does_not_hold_up_the_end(
+def test_a_pipe_in_the_place_of_the_file_fails_a_reload_and_a_file_is_read_again(
     start_agent: StartAgent, manager: Manager, tmp_path: Path
 ) -> None:
     config = tmp_path / "agent.toml"
@@ -310,6 +310,14 @@ def test_a_file_that_cannot_be_read_to_its_end_does_not_hold_up_the_end(
     os.mkfifo(config)
     agent.process.send_signal(signal.SIGHUP)
     manager.until("RELOADING=1")
+    said = f"the configuration {config} cannot be read again: it is no regular file"
+    assert said in manager.until("READY=1")["STATUS"]
+    assert said in agent.logged()
+    config.unlink()
+    config.write_text("[limits]\nclients = 5\n")
+    agent.process.send_signal(signal.SIGHUP)
+    manager.until("RELOADING=1")
+    assert manager.until("READY=1")["STATUS"].startswith("serving")
     assert agent.stop() == 0
 
 

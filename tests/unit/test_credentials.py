@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -91,6 +92,55 @@ def test_text_around_the_blocks_does_not_matter(authority: TestAuthority, file: 
     assert credentials.end.file == files.certificate
     path.write_bytes(path.read_bytes() + "# Große Änderung\n".encode("latin-1"))
     assert credentials.look() is not None
+
+
+@pytest.mark.parametrize("name", ["ca", "certificate"])
+@pytest.mark.parametrize(
+    ("before", "hint"),
+    [
+        (b"\n\xef\xbb\xbf", r"line {line} begins with a byte order mark, .*: sed -i '{line}s/^\xef\xbb\xbf//' {path}"),
+        (b" ", "-----BEGIN must be at the beginning of line {line}"),
+        (b"# ", "-----BEGIN must be at the beginning of line {line}"),
+    ],
+    ids=["mark", "space", "comment"],
+)
+def test_certificates_that_openssl_passes_over_are_told(tmp_path: Path, name: str, before: bytes, hint: str) -> None:
+    root, other = make("root"), make("other")
+    between = make("between", root)
+    node = make("a", between, ca=False)
+    pair = {"ca": (other.pem, root.pem), "certificate": (node.pem, between.pem)}[name]
+    files = write(tmp_path, other.pem + root.pem, node.pem + between.pem, node.key_pem)
+    load(files, "a")
+    path = Path(getattr(files, name))
+    first, second = pair
+    path.write_bytes(first + before + second)
+    with pytest.raises(ConfigError) as caught:
+        load(files, "a")
+    assert caught.value.path == f"security.{name}"
+    assert caught.value.message == f"security.{name}: {path} has 2 certificates, and OpenSSL reads 1 of them"
+    begin, _, end = hint.format(line=(first + before).count(b"\n") + 1, path=path).partition(".*")
+    assert caught.value.hint.startswith(begin)
+    assert caught.value.hint.endswith(end)
+
+
+def test_the_command_that_removes_a_byte_order_mark_mends_the_file(tmp_path: Path) -> None:
+    root, other = make("root"), make("other")
+    node = make("a", root, ca=False)
+    mark = b"\xef\xbb\xbf"  # right behind another block it does no harm
+    files = write(tmp_path, other.pem + mark + other.pem + b"# mine\n" + mark + root.pem, node.pem, node.key_pem)
+    with pytest.raises(ConfigError) as caught:
+        load(files, "a")
+    subprocess.run(["sh", "-c", caught.value.hint.partition(": ")[2]], check=True)
+    assert Path(files.ca).read_bytes() == other.pem + mark + other.pem + b"# mine\n" + root.pem
+    load(files, "a")
+
+
+def test_what_is_no_further_certificate_is_not_missed(tmp_path: Path) -> None:
+    root = make("root")
+    node = make("a", root, ca=False)
+    text = b"# -----BEGIN CERTIFICATE----- is how one begins\n# " + root.pem.replace(b"\n", b"\n# ") + b"\n"
+    for ca in (root.pem + text + root.pem, b"\xef\xbb\xbf" + root.pem + root.pem, root.pem + node.key_pem):
+        load(write(tmp_path, ca, node.pem + node.key_pem, node.key_pem), "a")
 
 
 @pytest.mark.parametrize("file", ["ca", "certificate", "key"])

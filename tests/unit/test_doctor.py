@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +20,13 @@ from allreduced.cli.doctor import as_json, lines
 from allreduced.cli.main import main
 from allreduced.client import environment, inquiry
 from allreduced.client.inquiry import ClusterStatus
-from allreduced.core.errors import AgentUnavailable, ConfigError
+from allreduced.core.errors import AgentUnavailable, AuthenticationError, ConfigError
 from allreduced.daemon.certificate_end import End, Role
 from allreduced.daemon.certificate_files import CertificateFiles
-from allreduced.daemon.doctor import network
+from allreduced.daemon.doctor import examination, network
+from allreduced.daemon.doctor.check import Check, finish
 from allreduced.daemon.doctor.cluster import Way, judge_cluster, ways
-from allreduced.daemon.doctor.examination import Examination, judge_settings
+from allreduced.daemon.doctor.examination import Examination, Told, examine, judge_settings
 from allreduced.daemon.doctor.finding import Finding, Level, note, ok, problem, warning, worst
 from allreduced.daemon.doctor.local_socket import SocketFacts, judge_socket, socket_facts
 from allreduced.daemon.doctor.machine import MachineFacts, judge_machine
@@ -38,9 +41,11 @@ from allreduced.daemon.doctor.network import (
     judge_peer,
     network_facts,
 )
-from allreduced.daemon.doctor.security import examine_security, judge_expiry
+from allreduced.daemon.doctor.security import judge_expiry, judge_security, security_facts
 from allreduced.daemon.reach import Dialled
-from allreduced.daemon.settings import Agent, Peers, Security, Settings, StaticPeer
+from allreduced.daemon.settings import Access, Agent, Peers, Security, Settings, StaticPeer
+from allreduced.daemon.socket_path import bind_socket
+from allreduced.daemon.start_check import refusals
 from allreduced.daemon.status import PROBE
 from allreduced.protocol.status import AgentReport, PeerReport, ReachReport, UnansweredReport
 
@@ -182,21 +187,103 @@ def test_an_agent_that_says_nothing_is_not_waited_for_as_long_as_one_that_asks_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[tuple[bool, int, float]] = []
+    silent = {False, True}
 
     def ask_status(address: object, *, path: str, others: bool, timeout: float, probe: int = 0) -> ClusterStatus:
         asked.append((others, probe, timeout))
-        if silent:
+        if others in silent:
             raise AgentUnavailable(f"the agent at {path} does not answer")
         return ClusterStatus((REPORT,), ())
 
+    def ask(*, others: bool = True) -> Told:
+        return doctor._ask("@a", others=others, bandwidth=False, left=lambda: 14.0)
+
     monkeypatch.setattr(inquiry, "ask_status", ask_status)
-    silent = True
     with pytest.raises(AgentUnavailable, match="does not answer"):
-        doctor._ask("@a", others=True, bandwidth=False)
-    assert asked == [(False, 0, 10.0)]
-    silent = False
-    assert doctor._ask("@a", others=True, bandwidth=False).reports == (REPORT,)
-    assert asked[1:] == [(False, 0, 10.0), (True, PROBE, doctor.ANSWER_TIMEOUT)]
+        ask()
+    assert asked == [(False, 0, 7.0)]
+    silent.remove(False)
+    told = ask()
+    assert told.reports == (REPORT,)
+    (found,) = told.findings
+    assert (found.subject, found.level) == ("agents", Level.PROBLEM)
+    assert found.message.startswith("asking all agents to dial each other did not finish in time: ")
+    assert asked[1:] == [(False, 0, 7.0), (True, PROBE, 14.0)]
+    silent.clear()
+    assert ask() == ask(others=False) == Told((REPORT,))
+    assert asked[3:] == [(False, 0, 7.0), (True, PROBE, 14.0), (False, 0, 7.0)]
+
+
+def test_all_takes_fifteen_seconds_at_most_unless_links_are_measured() -> None:
+    assert doctor.bound_of(None, measured=False) == 15.0
+    assert doctor.bound_of(None, measured=True) == 75.0
+    assert doctor.bound_of(2.5, measured=True) == 2.5
+
+
+def test_checks_run_at_the_same_time_and_those_that_hang_are_told() -> None:
+    met = threading.Barrier(2)
+    stuck = threading.Event()
+
+    def meet() -> str:
+        met.wait(60)  # for the other check: both run at the same time
+        return "fact"
+
+    def hang() -> str:
+        stuck.wait(60)
+        return "late"
+
+    quick = [Check("a", meet, ""), Check("b", meet, "")]
+    finish(quick, 60.0)
+    hung = Check("network", hang, "getent hosts NAME")
+    finish([hung], 0.0)
+    try:
+        assert hung.facts() is None
+        for check in quick:
+            assert check.findings(lambda fact: [ok("x", fact)], 15.0) == [ok("x", "fact")]
+        assert hung.findings(lambda fact: [ok("x", fact)], 15.0) == [
+            problem(
+                "network",
+                "this check did not finish within 15 s",
+                "getent hosts NAME; allreduced doctor --timeout waits longer",
+            )
+        ]
+    finally:
+        stuck.set()
+
+
+def test_a_check_that_raises_tells_whoever_asks() -> None:
+    check: Check[int] = Check("a", lambda: 1 // 0, "")
+    finish([check], 60.0)
+    with pytest.raises(ZeroDivisionError):
+        check.facts()
+
+
+def test_an_agent_that_hangs_keeps_nothing_else_from_being_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, stuck = threading.Event(), threading.Event()
+
+    def ask() -> Told:
+        asked.set()
+        stuck.wait(60)
+        return Told((REPORT,))
+
+    def until_asked(checks: list[Check[object]], bound: float) -> None:
+        assert asked.wait(60)
+        finish([check for check in checks if check.subject != "agent"], 60.0)
+
+    monkeypatch.setattr(examination, "finish", until_asked)
+    with contextlib.closing(bind_socket(str(tmp_path / "agent.sock"))) as bound:
+        try:
+            found = examine(Settings(), bound.name, ask, bound=15.0)
+        finally:
+            stuck.set()
+    assert found.ways == ()
+    hung = [one for one in found.findings if "did not finish" in one.message]
+    assert [(one.subject, one.level, one.message) for one in hung] == [
+        ("agent", Level.PROBLEM, "this check did not finish within 15 s")
+    ]
+    assert {"settings", "memory", "IPv6", "security", "RDMA"} <= {one.subject for one in found.findings}
 
 
 SELF = ConfigError("'a' is listed among the peers", path="peers.static", hint="list the others")
@@ -219,6 +306,54 @@ def test_what_is_told_elsewhere_is_not_told_twice() -> None:
     assert judge_settings([ConfigError("no RDMA", path="peers.transport")], []) == [below]
     assert [one.level for one in judge_settings([UNREADABLE, CPUS], [security])] == [Level.PROBLEM]
     assert judge_settings([AgentUnavailable("the native kernels cannot be loaded")], [])[0].level is Level.OK
+
+
+@only_root
+def test_what_only_this_user_may_not_do_is_no_problem_of_an_agent_of_another_user(tmp_path: Path) -> None:
+    settings = Settings(agent=Agent(node="a"), access=Access(socket_group="4322"))
+    with as_user(STRANGER):
+        errors = list(refusals("a", settings))
+    (error,) = errors
+    message = "the socket cannot be given to the group with gid 4322: Operation not permitted"
+    assert error.message == message
+    assert judge_settings(errors, [], foreign=True) == [
+        note(
+            "settings",
+            f"whether the agent may do all that they ask for cannot be told as this user, who may not: {message}",
+            "make the agent's user a member of that group, or choose one that it is in",
+        )
+    ]
+    assert judge_settings(errors, []) == [
+        problem("settings", f"an agent does not start with them: {message}", error.hint)
+    ]
+    assert [one.level for one in judge_settings([CPUS, error], [], foreign=True)] == [Level.PROBLEM, Level.NOTE]
+
+
+@only_root
+@pytest.mark.parametrize(
+    ("uid", "service", "level"),
+    [
+        (STRANGER, False, Level.PROBLEM),
+        (STRANGER, True, Level.NOTE),
+        (STRANGER + 1, False, Level.NOTE),
+        (None, False, Level.NOTE),
+        (0, True, Level.NOTE),
+    ],
+)
+def test_whose_agent_runs_says_what_a_user_can_judge(
+    uid: int | None, service: bool, level: Level, open_folder: Path
+) -> None:
+    """``uid``: as the agent tells; None where it tells this user nothing."""
+    settings = Settings(agent=Agent(node="a"), access=Access(socket_group="4322"))
+
+    def ask() -> Told:
+        if uid is None:
+            raise AuthenticationError("you may not ask")
+        return Told((replace(REPORT, uid=uid),))
+
+    with contextlib.closing(bind_socket(str(open_folder / "agent.sock"), mode=0o666)) as bound, as_user(STRANGER):
+        found = examine(settings, bound.name, ask, bound=60.0, service=service)
+    assert [one.level for one in found.findings if "gid 4322" in one.message] == [level]
 
 
 @pytest.mark.parametrize(
@@ -422,14 +557,14 @@ async def test_what_others_are_told_follows_from_the_settings(
 
 def test_secrets() -> None:
     def levels(settings: Settings, *, remote: bool) -> list[Level]:
-        return [one.level for one in examine_security(settings, remote=remote)]
+        return [one.level for one in judge_security(security_facts(settings), remote=remote)]
 
     assert levels(Settings(), remote=False) == [Level.OK]
     assert levels(Settings(), remote=True) == [Level.NOTE]
     assert levels(Settings(security=Security(insecure=True)), remote=True) == [Level.WARNING]
     assert levels(Settings(security=Security(secret="short")), remote=True) == [Level.WARNING]
     assert levels(Settings(security=Security(secret="x" * 32)), remote=True) == [Level.OK]
-    (found,) = examine_security(Settings(security=Security(secret_file="/no/such/file")), remote=True)
+    (found,) = judge_security(security_facts(Settings(security=Security(secret_file="/no/such/file"))), remote=True)
     assert (found.level, "cannot be read" in found.message) == (Level.PROBLEM, True)
 
 
@@ -439,7 +574,7 @@ def test_certificates(tmp_path: Path) -> None:
     def found(node: str, files: CertificateFiles) -> list[tuple[str, Level]]:
         security = Security(mode="mtls", ca=files.ca, certificate=files.certificate, key=files.key)
         settings = Settings(agent=Agent(node=node), security=security)
-        return [(one.subject, one.level) for one in examine_security(settings, remote=True)]
+        return [(one.subject, one.level) for one in judge_security(security_facts(settings), remote=True)]
 
     files = authority.issue("a")
     assert found("a", files) == [("certificate", Level.OK), ("security", Level.OK)]

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigError
+from allreduced.daemon import reloading
 from allreduced.daemon.reload_plan import AT_RUN_TIME, Change, plan_reload
 from allreduced.daemon.reloading import Reloading
 from allreduced.daemon.service_manager import ServiceManager
@@ -88,6 +89,7 @@ class Reloaded:
     ):
         self.files = list(files)
         self.applied: list[Settings] = []
+        self.before: Callable[[float], object] = lambda bound: None
         self.reloading = Reloading(
             Settings(),
             self.load,
@@ -99,6 +101,7 @@ class Reloaded:
 
     def load(self) -> Settings:
         assert threading.current_thread() is not threading.main_thread()  # a file may be on a slow disk
+        self.before(BOUND)
         file = self.files.pop(0)
         if isinstance(file, AllReducedError):
             raise file
@@ -182,6 +185,33 @@ def test_the_end_does_not_wait_for_a_file_that_cannot_be_read_to_its_end() -> No
     asyncio.run(give_up())
     assert not told.is_set()
     told.set()
+
+
+async def test_a_reload_that_hangs_is_given_up_and_later_ones_work(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = threading.Event()
+    good = settings("[limits]\nclients = 5\n")
+    reloaded = Reloaded(good)
+    reloaded.before = told.wait
+    monkeypatch.setattr(reloading, "PATIENCE", 0.0)
+    failed = "the settings could not be read within 0 s"
+    for _ in range(reloading.MOST_HUNG):
+        await reloaded.reload()
+        assert reloaded.reloading.note == f"reload failed, the settings from before are in force: {failed}"
+    assert caplog.text.count(f"event=reload_failed in_force=old error='{failed}") == reloading.MOST_HUNG
+    await reloaded.reload()
+    assert reloaded.reloading.note.endswith(": 8 earlier reloads hang still, in reading the settings")
+    assert reloaded.applied == []
+    hung = [thread for thread in threading.enumerate() if thread.name == "reload"]
+    assert len(hung) == reloading.MOST_HUNG
+    told.set()
+    for thread in hung:
+        thread.join(BOUND)
+    reloaded.files = [good]
+    monkeypatch.setattr(reloading, "PATIENCE", BOUND)
+    await reloaded.reload()
+    assert (reloaded.reloading.note, reloaded.applied) == ("", [good])
 
 
 async def test_reloads_asked_for_meanwhile_are_one() -> None:

@@ -55,12 +55,14 @@ def test_a_life_as_the_service_manager_hears_of_it(manager: Manager) -> None:
     told.ready("serving more")
     told.stopping("stopping", 12.5)
     told.failed("no\nway")
-    assert [manager.next() for _ in range(5)] == [
+    told.failed("no files", errno.EMFILE)
+    assert [manager.next() for _ in range(6)] == [
         ["READY=1", "STATUS=serving"],
         ["RELOADING=1", "MONOTONIC_USEC=12345678"],
         ["READY=1", "STATUS=serving more"],
         ["STOPPING=1", "EXTEND_TIMEOUT_USEC=12500000", "STATUS=stopping"],
         ["STATUS=no way"],
+        ["STATUS=no files", f"ERRNO={errno.EMFILE}"],
     ]
 
 
@@ -140,6 +142,8 @@ def test_a_manager_that_does_not_read_holds_up_no_pulse(manager: Manager, caplog
 
 async def test_the_pulse_is_the_loop_s_own(manager: Manager) -> None:
     pulse = Pulse(ServiceManager(manager.environ(WATCHDOG_USEC="30000")), lambda: "serving")
+    assert manager.silent()
+    pulse.start()
     try:
         assert pulse.interval == pytest.approx(0.01)
         assert manager.next() == ["WATCHDOG=1", "STATUS=serving"]
@@ -155,5 +159,6 @@ async def test_the_pulse_is_the_loop_s_own(manager: Manager) -> None:
 
 async def test_without_a_service_manager_there_is_no_pulse() -> None:
     pulse = Pulse(ServiceManager({"WATCHDOG_USEC": "30000"}), lambda: pytest.fail("nobody asked"))
+    pulse.start()
     assert pulse.interval == 5.0
     pulse.close()

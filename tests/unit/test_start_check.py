@@ -15,6 +15,7 @@ from tests.support.other_user import STRANGER, as_user, only_root
 from allreduced.cli.main import main
 from allreduced.core.errors import AllReducedError, AuthenticationError, ConfigError
 from allreduced.daemon.agent import AgentOptions, run_agent
+from allreduced.daemon.parts import assemble
 from allreduced.daemon.settings import Settings
 from allreduced.daemon.settings_reader import load, parse
 from allreduced.daemon.socket_path import bind_socket
@@ -196,3 +197,23 @@ def test_a_host_whose_name_no_agent_can_have(name: str, says: str, monkeypatch: 
     assert caught.value.path == "agent.node"
     assert caught.value.message.startswith("the name of this host: ")
     assert says in caught.value.message
+
+
+def test_a_start_uses_what_its_check_has_read(tmp_path: Path) -> None:
+    files = TestAuthority.make(tmp_path).issue("a")
+    secret = tmp_path / "secret"
+    secret.write_text("x" * 32)
+    secret.chmod(0o600)
+    text = f'[security]\nmode = "mtls"\nca = "{files.ca}"\ncertificate = "{files.certificate}"\nkey = "{files.key}"\n'
+    settings = parse(f'{text}secret_file = "{secret}"\n[engine]\nthreads = 1\n', "", {}, {})
+    read = check_start("a", settings)
+    for path in (files.ca, files.certificate, files.key, secret):
+        Path(path).unlink()  # so nobody reads them again
+    parts = assemble("a", settings, read)
+    try:
+        assert parts.secret == read.secret == b"x" * 32
+        assert read.certificates is not None
+        assert parts.credentials is not None
+        assert parts.credentials.context(listening=True) is read.certificates.listening
+    finally:
+        parts.kernels.close()

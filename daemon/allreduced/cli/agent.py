@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
+from dataclasses import dataclass
 
 from allreduced.cli.arguments import Subparsers, count
-from allreduced.cli.console import complain, say
-from allreduced.core.errors import AgentUnavailable, AllReducedError, to_wire
+from allreduced.cli.console import OutputLost, complain, say
+from allreduced.core.errors import AgentUnavailable, AllReducedError, InternalError, to_wire
+
+logger = logging.getLogger("allreduced.agent")
 
 _EPILOG = """\
 examples:
@@ -67,24 +71,45 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.set_defaults(execute=execute)
 
 
+@dataclass(slots=True)
+class _Stage:
+    """How far the agent has come. ``ready``: it was ready to serve."""
+
+    ready: bool = False
+
+
 def execute(arguments: argparse.Namespace) -> int:
     """Run the agent until it is told to stop; return its exit status."""
-    if not arguments.check:
-        from allreduced.daemon.logs import take_stderr
-
-        take_stderr()
+    stage = _Stage()
     try:
-        return _execute(arguments)
+        if not arguments.check:
+            from allreduced.daemon.logs import take_stderr
+
+            take_stderr()
+        return _execute(arguments, stage)
     except AllReducedError as error:
-        _announce(arguments, error)
+        _announce(arguments, error, stage)
         raise
     except ModuleNotFoundError as error:
         hint = "pip install 'allreduced[agent]'"
-        _announce(arguments, AgentUnavailable(f"the agent needs the module {error.name}", hint=hint))
+        _announce(arguments, AgentUnavailable(f"the agent needs the module {error.name}", hint=hint), stage)
         raise
+    except Exception as error:  # nobody thought of it; who waits for the agent must hear of it all the same
+        if arguments.check and isinstance(error, OutputLost | BrokenPipeError):
+            raise  # what it wrote is read by nobody, as with every command
+        if stage.ready:
+            logger.exception("event=ended error=%r", repr(error))
+        else:
+            logger.exception("event=not_started error=%r", repr(error))
+        unforeseen = InternalError(
+            f"the agent {'ended' if stage.ready else 'could not be started'}: {error!r}",
+            hint="the traceback is above; where memory and descriptors are not short, please report it",
+        )
+        _announce(arguments, unforeseen, stage, (error.errno or 0) if isinstance(error, OSError) else 0)
+        raise unforeseen from error
 
 
-def _execute(arguments: argparse.Namespace) -> int:
+def _execute(arguments: argparse.Namespace, stage: _Stage) -> int:
     from allreduced.daemon.settings_reader import load
 
     overrides = _overrides(arguments)
@@ -105,14 +130,20 @@ def _execute(arguments: argparse.Namespace) -> int:
 
     # Who started it by hand wants to know; who reads JSON has event=ready.
     tells = arguments.ready_fd is None and settings.agent.log_format == "text"
+
+    def on_ready(socket: str, listen: str) -> None:
+        stage.ready = True
+        if tells:
+            _tell(socket, listen)
+
     return run_agent(
         settings,
         AgentOptions(
             private=arguments.private,
             join=arguments.join,
             ready_fd=arguments.ready_fd,
-            reload=(lambda: load(arguments.config, os.environ, overrides)) if arguments.config else None,
-            on_ready=_tell if tells else None,
+            reload=(lambda: load(arguments.config, os.environ, overrides, again=True)) if arguments.config else None,
+            on_ready=on_ready,
         ),
     )
 
@@ -133,13 +164,13 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, object]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _announce(arguments: argparse.Namespace, error: AllReducedError) -> None:
+def _announce(arguments: argparse.Namespace, error: AllReducedError, stage: _Stage, errno: int = 0) -> None:
     """Tell the service manager, and whoever waits for the ready line, why the agent does not run."""
     from allreduced.daemon.service_manager import ServiceManager
 
     if not arguments.check:
-        ServiceManager(os.environ).failed(f"not started: {error}")
-    if arguments.ready_fd is None:
+        ServiceManager(os.environ).failed(f"{'ended' if stage.ready else 'not started'}: {error}", errno)
+    if arguments.ready_fd is None or stage.ready:
         return
     try:
         os.write(arguments.ready_fd, json.dumps({"error": to_wire(error)}).encode() + b"\n")

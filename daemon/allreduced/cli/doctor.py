@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allreduced.cli.arguments import Subparsers
+from allreduced.cli.arguments import Subparsers, seconds
 from allreduced.cli.cluster_text import columns, printable
 from allreduced.cli.console import complain, say
+from allreduced.core.errors import AgentUnavailable
 
 if TYPE_CHECKING:  # the agent's own modules are loaded by the command only
     from allreduced.daemon.doctor.cluster import Way
@@ -24,11 +26,14 @@ SYSTEM_CONFIG = "/etc/allreduced/agent.toml"
 JSON_VERSION = 1
 """Grows when a key of ``--json`` changes its meaning or goes; new keys may come at any time."""
 
-FIRST_ANSWER = 10.0
-"""Seconds in which the agent must say anything at all; one that hangs or is stopped does not."""
+BOUND = 15.0
+"""Seconds that all of it takes at most."""
 
-ANSWER_TIMEOUT = 75.0
-"""Seconds that it may then take to ask others; it bounds each step of its own."""
+MEASURED_BOUND = 75.0
+"""The same where links are measured, which agents do one after the other."""
+
+TO_TELL = 1.0
+"""Seconds before the end at which the agent is waited for no more, so that what is known can be told."""
 
 _MOST_NODES = 16
 """Agents up to which the table of who reaches whom is written in full."""
@@ -44,7 +49,8 @@ examples:
   allreduced doctor --json | python -m json.tool
 
 Nothing that runs is disturbed and nothing is changed. Where an agent runs here, it and the agents that it knows dial
-each other; that, and --bandwidth, is for root and the user of the agents.
+each other; that, and --bandwidth, is for root and the user of the agents. A check that does not finish in time is told
+as a problem.
 
 Exit status: 0: no problem (warnings are none); 1: at least one; 2: wrong usage or settings.
 """
@@ -64,6 +70,12 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--socket", metavar="S", help="socket of the agent: a path, or @name (default: that of the settings)")
     add("--local", action="store_true", help="do not ask other agents")
     add("--bandwidth", action="store_true", help="measure the links between all agents, one after the other")
+    add(
+        "--timeout",
+        type=seconds,
+        metavar="SECONDS",
+        help=f"seconds that all of it takes at most (default: {BOUND:g}, with --bandwidth {MEASURED_BOUND:g})",
+    )
     add("--quiet", action="store_true", help="only warnings and problems")
     add("--json", action="store_true", help="write one JSON object, see docs/operations.md")
     parser.set_defaults(execute=execute)
@@ -76,19 +88,34 @@ def execute(arguments: argparse.Namespace) -> int:
     from allreduced.daemon.doctor.finding import Level, worst
     from allreduced.daemon.settings_reader import load
 
-    settings = load(arguments.config or _system_config(), os.environ, {})
+    config = arguments.config or _system_config()
+    settings = load(config, os.environ, {})
     raise_descriptor_limit()  # many agents may be listed
     socket = arguments.socket or os.environ.get("ALLREDUCED_SOCKET") or settings.agent.socket or _usual_socket()
 
-    def ask() -> Told:
-        return _ask(socket, others=not arguments.local, bandwidth=arguments.bandwidth)
+    others, bandwidth = not arguments.local, arguments.bandwidth
+    bound = bound_of(arguments.timeout, measured=bandwidth and others)
+    until = time.monotonic() + max(bound - TO_TELL, bound / 2)
 
-    found = examine(settings, socket, ask)
+    def left() -> float:
+        return max(until - time.monotonic(), 0.0)
+
+    def ask() -> Told:
+        return _ask(socket, others=others, bandwidth=bandwidth, left=left)
+
+    found = examine(settings, socket, ask, bound=bound, service=config == SYSTEM_CONFIG)
     if arguments.json:
         say(json.dumps(as_json(found)))
     else:
         say("\n".join(lines(found, quiet=arguments.quiet)))
     return 1 if worst(found.findings) is Level.PROBLEM else 0
+
+
+def bound_of(wished: float | None, *, measured: bool) -> float:
+    """Return the seconds that all of it may take, where links are ``measured`` or not. Pure."""
+    if wished is not None:
+        return wished
+    return MEASURED_BOUND if measured else BOUND
 
 
 def _system_config() -> str | None:
@@ -179,18 +206,27 @@ def _cell(way: Way) -> str:
     return text if way.linked else f"{text}, no link"
 
 
-def _ask(socket: str, *, others: bool, bandwidth: bool) -> Told:
-    """Ask the agent, and through it the others.
+def _ask(socket: str, *, others: bool, bandwidth: bool, left: Callable[[], float]) -> Told:
+    """Ask the agent, and through it the others. ``left``: seconds that are left for it.
 
     :raises AllReducedError: it does not answer.
     """
     from allreduced.client.inquiry import ask_status
     from allreduced.core.addresses import parse_socket
     from allreduced.daemon.doctor.examination import Told
+    from allreduced.daemon.doctor.finding import problem
     from allreduced.daemon.status import MEASURE, PROBE
 
     address = parse_socket(socket)
-    ask_status(address, path=socket, others=False, timeout=FIRST_ANSWER)
-    probe = MEASURE if bandwidth and others else PROBE if others else 0
-    told = ask_status(address, path=socket, others=others, timeout=ANSWER_TIMEOUT, probe=probe)
+    # One that hangs or is stopped says nothing at all; the other half of the time is for asking others.
+    alone = ask_status(address, path=socket, others=False, timeout=left() / 2)
+    if not others:
+        return Told(alone.reports, alone.unanswered)
+    probe = MEASURE if bandwidth else PROBE
+    try:
+        told = ask_status(address, path=socket, others=True, timeout=left(), probe=probe)
+    except AgentUnavailable as error:
+        message = f"asking all agents to dial each other did not finish in time: {error.message}"
+        mend = "allreduced doctor --timeout waits longer; allreduced status tells which agents do not answer"
+        return Told(alone.reports, alone.unanswered, (problem("agents", message, mend),))
     return Told(told.reports, told.unanswered)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import functools
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ from allreduced.core.errors import AllReducedError
 from allreduced.daemon import logs
 from allreduced.daemon.access import access_from, socket_group, socket_mode
 from allreduced.daemon.descriptors import raise_descriptor_limit
+from allreduced.daemon.ends import Ends
 from allreduced.daemon.entrance import Entrance
 from allreduced.daemon.event_loop import loop_factory
 from allreduced.daemon.handed_socket import handed_socket
@@ -68,9 +70,9 @@ def run_agent(settings: Settings, options: AgentOptions, environ: MutableMapping
         faulthandler.enable()  # the watchdog's SIGABRT tells then where the agent hangs
     try:
         raise_descriptor_limit()
-        check_start(node, settings, had=settings)  # what is left out is about to be had
+        read = check_start(node, settings, had=settings)  # what is left out is about to be had
         bound = handed_socket(environ)
-        parts = assemble(node, settings, tile_bytes=options.tile_bytes)
+        parts = assemble(node, settings, read, tile_bytes=options.tile_bytes)
         agent = Agent(parts, settings, options, bound or settings.agent.socket or default_socket(environ), manager)
         with asyncio.Runner(loop_factory=loop_factory(settings.agent.loop)) as runner:
             return runner.run(agent.run(readiness))
@@ -102,36 +104,49 @@ class Agent:
         self._entrance = Entrance(parts.peers, settings, guarded=guarded, join=options.join or "")
         self._stop = asyncio.Event()
         self._bound: BoundSocket | None = None
-        self._lifetime: Lifetime | None = None
-        self._pulse: Pulse | None = None
         self._reloading: Reloading | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._ends = Ends()
         self._started = False
         self._hung_up = False
         self._signals = 0
 
     async def run(self, readiness: Readiness) -> int:
-        """Start, serve until told to stop, end in order.
+        """Start, serve until told to stop, end in order; return 1 where the end was not in order, else 0.
 
         :raises AllReducedError: it could not be started; nothing is left open.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled)
-        self._watch_for_hang_up()
+        self._watch_for_signals()
+        self._own_parts()
         self._parts.driver.attach(self._parts.server, self._parts.peers)
         self._parts.driver.start()
+        failed: tuple[str, ...] = ()
         try:
             await self._start(readiness)
             await self._stop.wait()
             await self._drain()
         finally:
-            await self._close()
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                loop.remove_signal_handler(number)
-        return 0
+            failed = await self._ends.close()
+        return 1 if failed else 0
 
     # Starting
+
+    def _own_parts(self) -> None:
+        """Let the parts end with the agent, the last one here first."""
+        parts, ends = self._parts, self._ends
+        self._pulse = Pulse(self._manager, self._status)
+        ends.push("pulse", self._pulse.close)
+        if parts.monitoring is not None:
+            ends.push("monitoring", parts.monitoring.close)
+        ends.push("arenas", parts.arenas.close)
+        ends.push("memory", parts.server.release_memory)
+        ends.push("kernels", parts.kernels.close)
+        ends.push("driver", parts.driver.close)
+        ends.push("server", parts.server.close)
+        ends.push("entrance", self._entrance.close)
+        # While there are links, the address must not refuse connections, which would prove that this agent is dead.
+        ends.push("peers", lambda: parts.peers.close(self._settings.failure.failure_timeout))
+        ends.push("discovery", self._entrance.stop)
+        ends.push("status", parts.status.close)
 
     async def _start(self, readiness: Readiness) -> None:
         parts = self._parts
@@ -144,16 +159,20 @@ class Agent:
         except BaseException:
             bound.close()
             raise
-        if self._options.private:
-            self._lifetime = Lifetime(self._alone)
-            parts.server.report_to(self._lifetime)
         self._bound = bound
         parts.server.serve(bound)
         if parts.credentials is not None:
-            self._watching = asyncio.get_running_loop().create_task(parts.credentials.watch())
+            watching = asyncio.get_running_loop().create_task(parts.credentials.watch())
+            self._ends.push("certificates", lambda: _cancelled(watching))
+        if self._reloading is not None:
+            self._ends.push("reload", self._reloading.close)
+        if self._options.private:
+            lifetime = Lifetime(self._alone)
+            self._ends.push("lifetime", lifetime.close)
+            parts.server.report_to(lifetime)
         if parts.monitoring is not None:
             parts.monitoring.serving()
-        self._pulse = Pulse(self._manager, self._status)
+        self._pulse.start()
         logger.info(
             "event=ready socket=%s listen=%s threads=%d incarnation=%d",
             bound.name,
@@ -190,6 +209,13 @@ class Agent:
             said.insert(0, self._reloading.note)
         return "; ".join(said)
 
+    def _watch_for_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+            self._ends.push("signals", functools.partial(_no_handler, number))
+        self._watch_for_hang_up()
+
     def _watch_for_hang_up(self) -> None:
         """Reload at SIGHUP, where there is a file; a terminal that is closed says SIGHUP too, and ends the agent."""
         if self._options.reload is not None and not self._options.private and not os.isatty(0):
@@ -205,6 +231,7 @@ class Agent:
         elif signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: it is to outlive the terminal
             return
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
+        self._ends.push("signals", functools.partial(_no_handler, signal.SIGHUP))
 
     def _hang_up(self) -> None:
         if self._stop.is_set():
@@ -274,26 +301,11 @@ class Agent:
         self._parts.server.stop_listening()
         await self._parts.driver.drain(settings.drain_timeout)
 
-    async def _close(self) -> None:
-        parts = self._parts
-        if self._lifetime is not None:
-            self._lifetime.close()
-        if self._reloading is not None:
-            await self._reloading.close()
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
-        parts.status.close()
-        await self._entrance.stop()
-        # While there are links, the address must not refuse connections, which would prove that this agent is dead.
-        await parts.peers.close(self._settings.failure.failure_timeout)
-        await self._entrance.close()
-        await parts.server.close()
-        parts.driver.close()
-        parts.kernels.close()
-        parts.server.release_memory()
-        await parts.arenas.close()
-        if parts.monitoring is not None:
-            await parts.monitoring.close()
-        if self._pulse is not None:
-            self._pulse.close()
+
+def _no_handler(number: int) -> None:
+    asyncio.get_running_loop().remove_signal_handler(number)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

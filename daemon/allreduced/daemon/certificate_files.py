@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from allreduced.core.errors import AuthenticationError, ConfigError
+from allreduced.daemon.certificate_blocks import passed_over
 from allreduced.daemon.certificate_end import End, first_end
 from allreduced.daemon.private_file import check_private, reading_hint
 from allreduced.daemon.settings import Security
@@ -115,6 +116,8 @@ def load(files: CertificateFiles, node: str) -> Loaded:
         # Of what is open here, and before it is read: a file that is replaced meanwhile looks different afterwards.
         signature = _signature(os.fstat(descriptor) for descriptor in found.values())
         content = {name: _read(descriptor) for name, descriptor in found.items()}
+        for name in ("ca", "certificate"):
+            _check_all_read(name, getattr(files, name), content[name])
         listening = _context(ssl.PROTOCOL_TLS_SERVER, files, found)
         dialling = _context(ssl.PROTOCOL_TLS_CLIENT, files, found)
     listening.num_tickets = 0  # sessions are never resumed: each connection shows certificates
@@ -149,6 +152,17 @@ def _open(name: str, path: str) -> int:
         os.close(descriptor)
         raise ConfigError(f"{where}: {path} is no file of at most {_LONGEST} bytes", path=where)
     return descriptor
+
+
+def _check_all_read(name: str, path: str, data: bytes) -> None:
+    missing = passed_over(data)
+    if missing is not None:
+        where = f"security.{name}"
+        raise ConfigError(
+            f"{where}: {path} has {missing.there} certificates, and OpenSSL reads {missing.read} of them",
+            path=where,
+            hint=missing.hint(path),
+        )
 
 
 def _bare_context(protocol: int) -> ssl.SSLContext:

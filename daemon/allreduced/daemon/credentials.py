@@ -29,16 +29,25 @@ _DAY: Final = 86400.0
 class FileCredentials:
     """Implements ``transports.base.Credentials`` with files, for the agent of ``node``.
 
+    ``loaded``: what was in the files, where they were read just now; None: they are read.
+
     New files hold for new connections; those that are open live on. Files that are of no use change nothing.
 
     :raises ConfigError: a file cannot be read or is none of its kind.
     :raises AuthenticationError: others may read the key, or peers would not accept the certificate.
     """
 
-    def __init__(self, files: CertificateFiles, node: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        files: CertificateFiles,
+        node: str,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        loaded: Loaded | None = None,
+    ) -> None:
         self._node = node
         self._clock = clock
-        self._loaded = load(files, node)
+        self._loaded = load(files, node) if loaded is None else loaded
         self._warned = -_DAY
         self._complaint, self._complained = "", -_DAY
         self._warn()

@@ -13,7 +13,6 @@ from allreduced.daemon import logs
 from allreduced.daemon.access import access_from
 from allreduced.daemon.arena_table import ArenaLimits, ArenaTable
 from allreduced.daemon.carrier import TCP, carried
-from allreduced.daemon.certificate_files import files_of
 from allreduced.daemon.credentials import FileCredentials
 from allreduced.daemon.driver import Driver
 from allreduced.daemon.engine.engine import Engine
@@ -31,7 +30,8 @@ from allreduced.daemon.process_state import process_state
 from allreduced.daemon.rdma_use import choose
 from allreduced.daemon.reach import ReachService
 from allreduced.daemon.report import AgentFacts, make_report
-from allreduced.daemon.settings import Limits, Settings, secret_bytes
+from allreduced.daemon.settings import Limits, Settings
+from allreduced.daemon.start_check import Read
 from allreduced.daemon.status import StatusService, status_wait
 from allreduced.protocol.handshake import SecretAuthenticator
 from allreduced.protocol.peer import Announce
@@ -81,18 +81,18 @@ class Parts:
     monitoring: Monitoring | None
 
 
-def assemble(node: str, settings: Settings, *, tile_bytes: int = 0) -> Parts:
-    """Make the parts of an agent. ``tile_bytes``: in place of the setting, for tests; 0 for the setting.
+def assemble(node: str, settings: Settings, read: Read, *, tile_bytes: int = 0) -> Parts:
+    """Make the parts of an agent. ``read``: what the check of the start has read.
+
+    ``tile_bytes``: in place of the setting, for tests; 0 for the setting.
 
     :raises ConfigError: the settings cannot be met on this machine.
-    :raises AuthenticationError: the secret or the key is not safe, or peers would not accept the certificate.
     :raises AgentUnavailable: the native kernels are missing.
     """
     # Grows with each start, so that others know which of two is the later one.
     incarnation = (time.time_ns() >> 16 << 16) | secrets.randbits(16)
-    secret = secret_bytes(settings)
-    files = files_of(settings.security)
-    credentials = FileCredentials(files, node) if files is not None else None
+    secret, certificates = read.secret, read.certificates
+    credentials = FileCredentials(certificates.files, node, loaded=certificates) if certificates is not None else None
     listed = Listed()
     listed.use_settings(settings)
     limits, timing, engine_settings = settings.limits, settings.timing, settings.engine

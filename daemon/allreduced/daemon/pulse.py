@@ -17,7 +17,7 @@ _BEATS = 3
 class Pulse:
     """A timer of the running loop, and nothing else: a loop that is stuck, or a stopped process, has no pulse.
 
-    ``status``: says in a few words what the agent does. Without a service manager there is no timer.
+    ``status``: says in a few words what the agent does. Nothing is told before :meth:`start`.
     """
 
     def __init__(self, manager: ServiceManager, status: Callable[[], str]) -> None:
@@ -26,13 +26,16 @@ class Pulse:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._interval = min(LONGEST_INTERVAL, manager.watchdog / _BEATS) if manager.watchdog else LONGEST_INTERVAL
-        if manager.listens:
-            self._beat()
 
     @property
     def interval(self) -> float:
         """Seconds between two beats."""
         return self._interval
+
+    def start(self) -> None:
+        """Beat at once and from then on, if there is a service manager."""
+        if self._manager.listens:
+            self._beat()
 
     def close(self) -> None:
         """Beat no more. Idempotent."""

@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeAlias
 
 from allreduced.core.aside import run_aside
-from allreduced.core.errors import AllReducedError
+from allreduced.core.errors import AllReducedError, ConfigError
 from allreduced.daemon.reload_plan import ReloadPlan, plan_reload
 from allreduced.daemon.service_manager import ServiceManager
 from allreduced.daemon.settings import Settings
 
 logger = logging.getLogger("allreduced.agent")
+
+PATIENCE = 15.0
+"""Seconds in which settings, and what they name, must be read: names of hosts alone are waited for up to ten."""
+
+MOST_HUNG = 8
+"""Readings that may hang; each holds a thread until it ends."""
 
 Apply: TypeAlias = "Callable[[Settings], None]"
 """Puts settings into force; must not fail."""
@@ -21,9 +28,14 @@ Prepare: TypeAlias = "Callable[[Settings], Callable[[], None]]"
 """Reads what settings name (a certificate, say), in a thread, and returns what puts it into force; may raise an error
 of the tree."""
 
+_Read: TypeAlias = "tuple[ReloadPlan, list[Callable[[], None]]]"
+"""What a reload is to do, and what puts the files that were read into force."""
+
+_HANGS = "the file, or one that it names, may be on a file system that hangs; reload again when that is mended"
+
 
 class Reloading:
-    """Does one reload at a time; several that are asked for meanwhile are one.
+    """Does one reload at a time; several that are asked for meanwhile are one. One that hangs is given up.
 
     ``load``: reads the settings; it is called in a thread, and may raise an error of the tree. ``apply``: called with
     all settings that hold from then on. ``prepare``: files that are read again even where no setting changed.
@@ -46,6 +58,7 @@ class Reloading:
         self._status = status
         self._prepare = prepare
         self._task: asyncio.Task[None] | None = None
+        self._hung: list[Future[_Read]] = []
         self._again = False
         self._note = ""
 
@@ -91,7 +104,7 @@ class Reloading:
 
     async def _reload(self) -> None:
         try:
-            plan, steps = await asyncio.wrap_future(run_aside(self._read, "reload"))
+            plan, steps = await self._read_in_time()
         except AllReducedError as error:
             self._note = f"reload failed, the settings from before are in force: {error.message}"
             logger.error("event=reload_failed in_force=old error=%r", str(error))
@@ -120,6 +133,24 @@ class Reloading:
         self._note = f"restart needed for {waiting}" if waiting else ""
         logger.info("event=reloaded result=%r", plan.describe())
 
-    def _read(self) -> tuple[ReloadPlan, list[Callable[[], None]]]:
+    async def _read_in_time(self) -> _Read:
+        """Read everything, beside the loop, for a bounded time.
+
+        :raises ConfigError: that hangs.
+        :raises Exception: what reading raised.
+        """
+        self._hung = [reading for reading in self._hung if not reading.done()]
+        if len(self._hung) >= MOST_HUNG:
+            raise ConfigError(f"{MOST_HUNG} earlier reloads hang still, in reading the settings", hint=_HANGS)
+        reading = run_aside(self._read, "reload")
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(reading), PATIENCE)
+        except TimeoutError:
+            if reading.done():
+                raise  # it is the reading's own
+            self._hung.append(reading)
+            raise ConfigError(f"the settings could not be read within {PATIENCE:g} s", hint=_HANGS) from None
+
+    def _read(self) -> _Read:
         plan = plan_reload(self._settings, self._load())
         return plan, [prepare(plan.settings) for prepare in self._prepare]

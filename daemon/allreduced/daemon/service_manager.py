@@ -63,9 +63,12 @@ class ServiceManager:
         extend = f"EXTEND_TIMEOUT_USEC={int(seconds * _MICRO)}"
         self._send("STOPPING=1", extend, self._told(status), keep=True)
 
-    def failed(self, reason: str) -> None:
-        """Say why the agent cannot run."""
-        self._send(self._told(reason), keep=True)
+    def failed(self, reason: str, errno: int = 0) -> None:
+        """Say why the agent cannot run; ``errno``: what the system said, 0 where it is not about that."""
+        said = [self._told(reason)]
+        if errno:
+            said.append(f"ERRNO={errno}")
+        self._send(*said, keep=True)
 
     def alive(self, status: str) -> None:
         """Feed the watchdog, if there is one, and tell the status where it is another one. Does not block."""

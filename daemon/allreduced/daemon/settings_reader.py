@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias, get_args, get_origin, get_type_hints
@@ -51,21 +53,36 @@ _OF_OTHERS: Final = frozenset(
 )
 
 
-def load(path: str | None, environ: Mapping[str, str], overrides: Overrides | None = None) -> Settings:
+def load(
+    path: str | None, environ: Mapping[str, str], overrides: Overrides | None = None, *, again: bool = False
+) -> Settings:
     """Read the file at ``path`` (None: no file) and return the settings.
+
+    ``again``: it was read before, so it must be a regular file: a pipe, which a start may read from, is empty by now.
 
     :raises ConfigError: the file cannot be read, or something in it, in a variable or in an override is wrong.
     """
     text = None
     if path is not None:
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = _read_again(path) if again else Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason, hint = "it is not UTF-8", ""
             if isinstance(error, OSError):
                 reason, hint = error.strerror or str(error), reading_hint(path, error)
             raise ConfigError(f"the configuration {path} cannot be read: {reason}", path=path, hint=hint) from error
     return parse(text, path or "", environ, overrides or {})
+
+
+def _read_again(path: str) -> str:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), encoding="utf-8") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ConfigError(
+                f"the configuration {path} cannot be read again: it is no regular file",
+                path=path,
+                hint="put a file in its place; pipes and devices are read at a start only",
+            )
+        return file.read()
 
 
 def parse(text: str | None, path: str, environ: Mapping[str, str], overrides: Overrides) -> Settings:

@@ -12,12 +12,13 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from allreduced.core.addresses import is_wildcard, parse_address
 from allreduced.core.errors import AllReducedError, ConfigError
 from allreduced.daemon.access import access_from, socket_group
-from allreduced.daemon.certificate_files import files_of
+from allreduced.daemon.certificate_files import Loaded, files_of
 from allreduced.daemon.certificate_files import load as load_certificates
 from allreduced.daemon.discovery import listening
 from allreduced.daemon.dns_discovery import parse_name
@@ -46,35 +47,49 @@ def node_of(settings: Settings, *, private: bool = False) -> str:
     return settings.agent.node or (f"{host}-{os.getpid()}" if private else host)
 
 
-def check_start(node: str, settings: Settings, *, had: Settings | None = None) -> None:
-    """Check that the agent ``node`` would start with ``settings``. Blocks. See :func:`refusals`.
+@dataclass(slots=True)
+class Read:
+    """What was in the files that settings name. ``certificates``: None where no TLS is wanted."""
+
+    secret: bytes = b""
+    certificates: Loaded | None = None
+
+
+def check_start(node: str, settings: Settings, *, had: Settings | None = None) -> Read:
+    """Check that the agent ``node`` would start with ``settings``, and return what it starts with. Blocks.
+
+    See :func:`refusals`.
 
     :raises AllReducedError: it would not, and this is what the start would raise.
     """
-    for error in refusals(node, settings, had=had):
+    read = Read()
+    for error in refusals(node, settings, had=had, read=read):
         raise error
+    return read
 
 
-def refusals(node: str, settings: Settings, *, had: Settings | None = None) -> Iterator[AllReducedError]:
+def refusals(
+    node: str, settings: Settings, *, had: Settings | None = None, read: Read | None = None
+) -> Iterator[AllReducedError]:
     """Yield each reason for which a start would be refused, the start's own first.
 
     Blocks: it reads files, asks for names, and tries what it can. Not on a thread whose event loop runs.
     ``had``: settings of an agent that runs; what it got from this machine (RDMA, threads, addresses, its socket) is not
-    tried again where they say the same, for it may be away for the moment.
+    tried again where they say the same, for it may be away for the moment. ``read``: gets what was read.
     """
-    for step in (*_always(node, settings), *_trials(settings, had)):
+    for step in (*_always(node, settings, read or Read()), *_trials(settings, had)):
         try:
             step()
         except AllReducedError as error:
             yield error
 
 
-def _always(node: str, settings: Settings) -> Iterator[_Step]:
+def _always(node: str, settings: Settings, read: Read) -> Iterator[_Step]:
     yield lambda: _check_node(node)
     yield lambda: _check_peers(node, settings)
     yield lambda: loop_factory(settings.agent.loop)
-    yield lambda: secret_bytes(settings)
-    yield lambda: _check_certificates(node, settings)
+    yield lambda: _read_secret(settings, read)
+    yield lambda: _read_certificates(node, settings, read)
     yield lambda: access_from(settings.access, os.geteuid())
     yield lambda: socket_group(settings.access)
     yield lambda: _check_services(settings)
@@ -117,10 +132,13 @@ def _check_peers(node: str, settings: Settings) -> None:
         )
 
 
-def _check_certificates(node: str, settings: Settings) -> None:
+def _read_secret(settings: Settings, read: Read) -> None:
+    read.secret = secret_bytes(settings)
+
+
+def _read_certificates(node: str, settings: Settings, read: Read) -> None:
     files = files_of(settings.security)
-    if files is not None:
-        load_certificates(files, node)
+    read.certificates = None if files is None else load_certificates(files, node)
 
 
 def _check_services(settings: Settings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from allreduced.core.errors import AllReducedError
@@ -21,23 +22,43 @@ SHORT_SECRET: Final = 16
 """Bytes below which a secret can be guessed."""
 
 
-def examine_security(settings: Settings, *, remote: bool) -> Iterator[Finding]:
-    """Read secret and certificates as the agent does, and yield what is to be said. ``remote``: on other machines."""
+@dataclass(frozen=True, slots=True)
+class SecurityFacts:
+    """What secret and certificates are like.
+
+    ``secret``: None where one of the files cannot be used: ``read`` says why. ``certificates``: links need them.
+    ``read``: what is to be said of the files.
+    """
+
+    secret: bytes | None
+    insecure: bool
+    certificates: bool
+    read: tuple[Finding, ...] = ()
+
+
+def security_facts(settings: Settings) -> SecurityFacts:
+    """Read secret and certificates as the agent does."""
+    insecure = settings.security.insecure
     try:
         secret = secret_bytes(settings)
         files = files_of(settings.security)
     except AllReducedError as error:
-        yield refused(SUBJECT, error)
-        return
-    if files is not None:
-        node = settings.agent.node or socket.gethostname()
-        try:
-            end = FileCredentials(files, node).end
-        except AllReducedError as error:
-            yield refused(CERTIFICATE, error)
-        else:
-            yield judge_expiry(node, end.at - time.time(), end)
-    yield judge_secret(secret, remote=remote, insecure=settings.security.insecure, certificates=files is not None)
+        return SecurityFacts(None, insecure, False, (refused(SUBJECT, error),))
+    if files is None:
+        return SecurityFacts(secret, insecure, False)
+    node = settings.agent.node or socket.gethostname()
+    try:
+        end = FileCredentials(files, node).end
+    except AllReducedError as error:
+        return SecurityFacts(secret, insecure, True, (refused(CERTIFICATE, error),))
+    return SecurityFacts(secret, insecure, True, (judge_expiry(node, end.at - time.time(), end),))
+
+
+def judge_security(facts: SecurityFacts, *, remote: bool) -> Iterator[Finding]:
+    """Yield what is to be said about security. ``remote``: agents on other machines are listed. Pure."""
+    yield from facts.read
+    if facts.secret is not None:
+        yield judge_secret(facts.secret, remote=remote, insecure=facts.insecure, certificates=facts.certificates)
 
 
 def judge_expiry(node: str, left: float, end: End) -> Finding:

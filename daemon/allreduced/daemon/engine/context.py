@@ -22,6 +22,7 @@ class Context:
         "clock",
         "counters",
         "deaf_until",
+        "differing",
         "freed",
         "heard",
         "jobs",
@@ -47,6 +48,8 @@ class Context:
         """When each node was heard last."""
         self.deaf_until = -inf
         """Until when nothing counts as heard: this agent was held up."""
+        self.differing: list[Operation] = []
+        """First operations of lists that failed during this event because the lists differ."""
         self.stale: dict[Operation, None] = {}
         """Operations whose result is here and waits until a quorum is heard, in order."""
         self.receives: dict[int, Posting | Fetched] = {}

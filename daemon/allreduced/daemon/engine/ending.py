@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-from allreduced.core.errors import AllReducedError, to_wire
+from allreduced.core.errors import AllReducedError, MismatchError, to_wire
 from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import CancelReceive, CancelSend, Deliver, Fail, SendFrame
 from allreduced.daemon.engine.context import Context
 from allreduced.daemon.engine.freshness import is_fresh
-from allreduced.daemon.engine.group import Outcome
 from allreduced.daemon.engine.kept import must_keep
 from allreduced.daemon.engine.leases import Holder, Leases
 from allreduced.daemon.engine.memory import Memory
@@ -39,10 +38,9 @@ class Ending:
             for rank, submit in zip(group.ranks, operation.submits, strict=True)
             if submit is None and rank not in group.left
         }
-        if waiting and group.error is None:
-            group.outcomes[operation.key] = Outcome(error, waiting)
-        if operation.peers:
-            group.failed(operation.key, context.now, error)
+        if group.error is not None:
+            waiting.clear()
+        group.ended_before(operation.key, context.now, error, waiting)
         operation.state = State.FAILED
         operation.error = error
         operation.unconfirmed = 0
@@ -53,6 +51,11 @@ class Ending:
         if operation.peers:
             group.keeper.forget(operation)
         context.counters["failed"] += 1
+        if operation.parts:
+            if isinstance(error, MismatchError):
+                context.differing.append(operation)
+            else:
+                operation.parts = ()
         self.settle(operation)
 
     def cancel_receives(self, operation: Operation) -> None:
@@ -122,6 +125,7 @@ class Ending:
             context.out.append(Deliver(submit.client, submit.request, region, lease, (), algorithm, elapsed))
         operation.holder = holder
         operation.submits = []
+        operation.parts = ()
         if operation.peers:
             operation.group.keeper.delivered(operation)
         context.counters["delivered"] += 1

@@ -50,6 +50,7 @@ from allreduced.daemon.engine.group import Group
 from allreduced.daemon.engine.kept import Keeper
 from allreduced.daemon.engine.leases import Leases
 from allreduced.daemon.engine.limits import Limits
+from allreduced.daemon.engine.lists import Lists
 from allreduced.daemon.engine.matching import Matching
 from allreduced.daemon.engine.memory import Memory
 from allreduced.daemon.engine.operation import STARTED, Operation, State
@@ -83,11 +84,20 @@ class Engine:
         self._ending = Ending(self._context, self._memory, self._leases)
         words = self._words = LastWords(self._context, self._ending, self._timers)
         self._admission = Admission(self._context, self._memory, self._ending, words, self._groups)
+        self._lists = Lists(words)
         disputes = Disputes(self._context, words, self._timers)
         departures = self._departures = Departures(words)
         fetching = self._fetching = Fetching(self._context, self._ending, words)
         self._matching = Matching(
-            self._context, self._admission, self._ending, words, disputes, departures, fetching, self._timers
+            self._context,
+            self._admission,
+            self._ending,
+            words,
+            disputes,
+            departures,
+            fetching,
+            self._lists,
+            self._timers,
         )
         self._changing = Changing(self._context, self._admission, self._ending, words, fetching, self._timers)
         self._handlers: Mapping[type, _Handler] = {
@@ -122,6 +132,8 @@ class Engine:
         out: list[Action] = []
         context.out = out
         self._handlers[type(event)](event)
+        while context.differing:
+            self._lists.failed(context.differing.pop())
         if context.stale:
             self._deliver_stale()
         while context.freed:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from allreduced.core.errors import AllReducedError
+from allreduced.core.errors import AllReducedError, MismatchError
 from allreduced.daemon.engine.events import GroupStarted
 from allreduced.daemon.engine.lateness import Lateness
 from allreduced.daemon.engine.operation import Operation
@@ -15,8 +16,12 @@ from allreduced.protocol.peer import Fingerprint
 if TYPE_CHECKING:
     from allreduced.daemon.engine.forgetting import Forgetting
     from allreduced.daemon.engine.kept import Keeper
+    from allreduced.daemon.engine.lists import ListCall
     from allreduced.daemon.engine.plan import Plan
 
+
+FURTHER: Final = re.compile(r"/[a-z]+[0-9]*#[0-9]+$")
+"""What names of operations for further dtypes of a list have after the name of the call: see docs/protocol.md."""
 
 FAILURES = 1024
 """Failed operations of a group that are remembered, a count."""
@@ -52,6 +57,7 @@ class Group:
         "key",
         "lateness",
         "left",
+        "lists",
         "local",
         "me",
         "member_of",
@@ -103,7 +109,8 @@ class Group:
         self.ending: dict[tuple[str, int], Operation] = {}
         """Ended operations whose memory is still in use."""
         self.failures: dict[tuple[str, int], tuple[float, AllReducedError]] = {}
-        """When and how operations failed, the last ones: others may not know. Only where there are others."""
+        """When and how operations failed, the last ones: others may not know. Where there are no others, only those for
+        which no local rank is waited for."""
         self.frozen = False
         """The members agree on the end of this generation: nothing is delivered, and nothing fails, until they have."""
         self.cut_off = False
@@ -111,6 +118,8 @@ class Group:
         self.doubtful: dict[tuple[str, int], int] = {}
         """Of a group that is cut off: what was delivered, with the bits of members that may not have it."""
         self.outcomes: dict[tuple[str, int], Outcome] = {}
+        self.lists: dict[int, ListCall] = {}
+        """By place of a local rank: the list of several dtypes that it called last."""
         self.gone: set[int] = set()
         """Clients of this group whose connection ended: they can hold no leases any more."""
         self.left: set[int] = set()
@@ -139,6 +148,35 @@ class Group:
         """Return whether every local rank submitted this use already (and the operation is not in flight any more)."""
         uses = self.uses.get(name)
         return uses is not None and use < min(uses)
+
+    def over(self, key: tuple[str, int]) -> bool:
+        """Return whether an operation that is not in flight has been, so that nothing may open it anew."""
+        return key in self.outcomes or key in self.failures or self.ended(*key)
+
+    def ended_before(
+        self, key: tuple[str, int], now: float, error: AllReducedError, waiting: set[int], *, bound: float = inf
+    ) -> None:
+        """Keep how an operation failed for the local ranks that have not called it yet.
+
+        Those of a list that differs may never call it: they have called its first operation, and know already. So this
+        is kept as long as it is among the last failures. ``bound``: outcomes that may be kept.
+        """
+        listed = isinstance(error, MismatchError) and FURTHER.search(key[0]) is not None
+        if listed or self.others:
+            self.failed(key, now, error)
+        if waiting and not listed and len(self.outcomes) < bound:
+            self.outcomes[key] = Outcome(error, waiting)
+
+    def told_late(self, key: tuple[str, int], rank: int) -> AllReducedError | None:
+        """Return how an operation failed before a local rank calls it, which is told once; None where it has not."""
+        outcome = self.outcomes.get(key)
+        if outcome is None:
+            failure = self.failures.get(key)
+            return None if failure is None else failure[1]
+        outcome.waiting.discard(rank)
+        if not outcome.waiting:
+            del self.outcomes[key]
+        return outcome.error
 
     def adopt(self, change: Change, mine: int) -> None:
         """Begin the next generation with the members that go on. The local ranks stay those that they were."""

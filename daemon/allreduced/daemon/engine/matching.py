@@ -18,6 +18,7 @@ from allreduced.daemon.engine.fetch import Fetching
 from allreduced.daemon.engine.forgetting import Forgetting, Held
 from allreduced.daemon.engine.group import Group
 from allreduced.daemon.engine.kept import Keeper
+from allreduced.daemon.engine.lists import Lists
 from allreduced.daemon.engine.operation import ENDED, STARTED, Operation, State
 from allreduced.daemon.engine.plan import plan_for
 from allreduced.daemon.engine.timers import Timed, Timers
@@ -57,6 +58,7 @@ class Matching:
         disputes: Disputes,
         departures: Departures,
         fetching: Fetching,
+        lists: Lists,
         timers: Timers[Timed],
     ) -> None:
         self._context = context
@@ -66,6 +68,7 @@ class Matching:
         self._disputes = disputes
         self._departures = departures
         self._fetching = fetching
+        self._lists = lists
         self._timers = timers
 
     def start(self, group: Group) -> None:
@@ -85,13 +88,19 @@ class Matching:
         if group.error is not None:
             self._refuse(submit, group.error)
             return
+        error = self._lists.refusal(group, place, submit)
+        if error is not None:
+            self._refuse(submit, error)
+            return
         if submit.name in group.forgetting.frozen:
+            group.lists.pop(place, None)  # what belongs to this call may come first
             self._hold(group.forgetting, submit)
             return
         uses = group.uses.get(submit.name)
         if uses is None:
             group.forgetting.look()
             if len(group.uses) >= context.limits.names:
+                group.lists.pop(place, None)
                 self._refuse(submit, wording.too_many_names(group, context.limits.names))
                 return
             uses = group.uses[submit.name] = [GONE if rank in group.left else 0 for rank in group.ranks]
@@ -101,15 +110,14 @@ class Matching:
         operation = group.operations.get(key)
         crowded = False
         if operation is None:
-            outcome = group.outcomes.get(key)
-            if outcome is not None:
-                outcome.waiting.discard(submit.rank)
-                if not outcome.waiting:
-                    del group.outcomes[key]
-                self._refuse(submit, outcome.error)
+            error = group.told_late(key, submit.rank)
+            if error is not None:
+                self._lists.called(group, place, submit, None, error)
+                self._refuse(submit, error)
                 return
             operation = self._open(group, submit.name, use)
             crowded = len(group.operations) > context.limits.operations
+        self._lists.called(group, place, submit, operation)
         operation.submits[place] = submit
         operation.times[place] = context.now
         operation.missing -= 1
@@ -323,7 +331,7 @@ class Matching:
     def _find_or_open(self, group: Group, peer: int, frame: OperationFrame) -> Operation | None:
         """Return the operation that a frame opens; None where it ended here, or was never there."""
         key = (frame.name, frame.use)
-        ended = key in group.outcomes or group.ended(frame.name, frame.use)
+        ended = group.over(key)
         if not ended and isinstance(frame, _OPENING):
             operation = self._open(group, frame.name, frame.use)
             bound = self._context.limits.operations * len(group.members)

@@ -142,6 +142,7 @@ class Operation:
         "name",
         "opened",
         "outstanding",
+        "parts",
         "peers",
         "pinned",
         "plan",
@@ -228,6 +229,8 @@ class Operation:
         self.unconfirmed = 0
         """A bit for each other member that is not known to have the result; set with the serial."""
 
+        self.parts: tuple[Operation, ...] = ()
+        """Operations for further dtypes of the same list, as far as local ranks have called them."""
         self.verdict: Verdict | None = None
         self.spoiled: AllReducedError | None = None
         """What a peer sent that makes no sense."""

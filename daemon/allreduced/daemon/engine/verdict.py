@@ -15,7 +15,7 @@ from allreduced.daemon.engine import wording
 from allreduced.daemon.engine.actions import GiveUp, SendFrame
 from allreduced.daemon.engine.context import Context
 from allreduced.daemon.engine.ending import Ending
-from allreduced.daemon.engine.group import Group, Outcome
+from allreduced.daemon.engine.group import Group
 from allreduced.daemon.engine.operation import ENDED, Operation, State, Verdict
 from allreduced.daemon.engine.timers import Timed, Timers
 from allreduced.protocol.peer import Abort, Kept, OperationFrame
@@ -68,7 +68,7 @@ class LastWords:
         """Take the word of another member that wants the operation to fail. ``operation``: in flight or ended."""
         key = (frame.name, frame.use)
         if operation is None:
-            if key not in group.outcomes and not group.ended(frame.name, frame.use):
+            if not group.over(key):
                 self._failed_before(group, frame)
             else:
                 self.answer(group, peer, frame)
@@ -193,9 +193,8 @@ class LastWords:
         error = from_wire(frame.error)
         context.counters["aborts_early"] += 1
         waiting = set(group.ranks) - group.left
-        if waiting and len(group.outcomes) < context.limits.operations * len(group.members):
-            group.outcomes[key] = Outcome(error, waiting)
-        group.failed(key, context.now, error)
+        bound = context.limits.operations * len(group.members)
+        group.ended_before(key, context.now, error, waiting, bound=bound)
         if not frame.final:
             self._tell(group, Abort(group.number, group.generation, frame.name, frame.use, frame.error))
 
