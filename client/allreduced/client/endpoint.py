@@ -194,4 +194,9 @@ def transmit(connection: socket.socket, conversation: Conversation) -> None:
             # The receiving side learns why: what the agent said last may still be there to be read.
             conversation.discard_output()
             return
+        except BaseException:
+            # A signal's handler raised: how much went out is not known, and nothing may go out twice.
+            conversation.fail(AgentUnavailable("the connection was interrupted while a message was sent"))
+            conversation.discard_output()
+            raise
         conversation.sent(sent)
