@@ -280,6 +280,26 @@ def test_what_the_private_agent_says_is_raised(starts: Callable[[int, str], Path
         connect(job=job, rank=0, size=1)
 
 
+ORPHAN = """
+import os
+ready, tell = os.pipe()
+if os.fork():
+    os.read(ready, 1)
+    os.write(3, {error!r} + b'\\n')
+    os._exit(1)
+os.dup2(tell, 3)
+"""
+"""Another agent, which listens just before this one fails. Whoever looks whether it does counts as a rank."""
+
+
+def test_an_agent_whose_starter_was_killed_is_used(starts: Callable[[int, str], Path], job: str) -> None:
+    error = json.dumps({"error": list(to_wire(ConfigError("an agent listens there already")))}).encode()
+    log = starts(2, ORPHAN.format(error=error) + STARTER.format(path=str(TEST_AGENT)))
+    with connect(job=job, rank=0, size=1) as comm:
+        assert comm.all_reduce(np.ones(2)).tolist() == [1.0, 1.0]
+    assert log.read_text() == "x"
+
+
 def test_a_private_agent_that_fails_is_tried_again_but_not_for_ever(
     starts: Callable[[int, str], Path], job: str
 ) -> None:
