@@ -22,7 +22,6 @@ from allreduced.protocol.local import Submit
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
-
     from tests.unit.client.conftest import FakeAgent
 
 LARGE = 100_000
