@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import subprocess
 import sys
@@ -64,6 +65,11 @@ def test_it_runs_as_a_module_without_the_packages_of_extras() -> None:
                 "allreduced: error: this command needs the module sklearn, which is not installed\n"
                 "  hint: pip install 'allreduced[demo]'\n"
             ),
+        ),
+        (
+            OSError(errno.EMFILE, "Too many open files"),
+            1,
+            "allreduced: error: Too many open files\n  hint: raise the limit on open files (ulimit -n)\n",
         ),
         (KeyboardInterrupt(), 130, ""),
     ],

@@ -8,7 +8,16 @@ from collections.abc import Callable, Sequence
 
 from allreduced.cli import agent, bench, certs, completion, demo, doctor, run, status
 from allreduced.cli.arguments import Parser
-from allreduced.cli.console import OutputLost, complain, drop_errors, drop_output, explain, open_missing
+from allreduced.cli.console import (
+    MORE_FILES,
+    OUT_OF_FILES,
+    OutputLost,
+    complain,
+    drop_errors,
+    drop_output,
+    explain,
+    open_missing,
+)
 from allreduced.cli.extras import remedy
 from allreduced.core.errors import AllReducedError, UsageError
 from allreduced.core.release import release
@@ -62,6 +71,11 @@ def _main(argv: Sequence[str] | None) -> int:
             raise
         complain(f"allreduced: error: this command needs the module {error.name}, which is not installed")
         complain(f"  hint: {command}")
+        return 1
+    except OSError as error:
+        if error.errno not in OUT_OF_FILES:
+            raise
+        complain(f"allreduced: error: {error.strerror}\n  hint: {MORE_FILES}")
         return 1
     except KeyboardInterrupt:
         return 130

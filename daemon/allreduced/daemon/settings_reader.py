@@ -27,6 +27,8 @@ Overrides: TypeAlias = "Mapping[str, object]"
 
 _LARGEST: Final = 2**63 - 1
 """No setting is a larger number, or lower than the negative one."""
+_LONGEST: Final = 16 << 20
+"""Bytes of a configuration; that is room for a hundred thousand peers."""
 _DEEPEST: Final = 8
 """Levels of lists and tables in one setting; peers.static has three."""
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -59,7 +61,11 @@ def load(path: str | None, environ: Mapping[str, str], overrides: Overrides | No
     text = None
     if path is not None:
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            with Path(path).open("rb") as file:  # bounded: it may be a device that never ends
+                data = file.read(_LONGEST + 1)
+            if len(data) > _LONGEST:
+                raise ConfigError(f"the configuration {path} is longer than {_LONGEST} bytes", path=path)
+            text = data.decode()
         except (OSError, UnicodeDecodeError) as error:
             reason, hint = "it is not UTF-8", ""
             if isinstance(error, OSError):

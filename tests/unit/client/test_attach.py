@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import secrets
 import socket
 import sys
@@ -271,6 +272,22 @@ def test_a_private_agent_inherits_no_descriptors(starts: Callable[[int, str], Pa
         os.close(writer)
     # 3 tells that it is ready, 4 is the directory that is listed.
     assert log.with_name("starts.fds").read_text().strip() == "['0', '1', '2', '3', '4']"
+
+
+def test_a_descriptor_above_the_limit_does_not_keep_the_private_agent_from_starting(
+    starts: Callable[[int, str], Path], job: str
+) -> None:
+    log = starts(1, STARTER.format(path=str(TEST_AGENT)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    high = os.dup2(0, 200, inheritable=True)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, hard))
+    try:
+        with connect(job=job, rank=0, size=1) as comm:
+            comm.barrier()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(high)
+    assert log.read_text() == "x"
 
 
 def test_what_the_private_agent_says_is_raised(starts: Callable[[int, str], Path], job: str) -> None:

@@ -99,7 +99,7 @@ def test_what_is_no_tensor_is_refused_with_what_to_do(comm: Communicator, value:
 
 @pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="NumPy 2 brings them")
 def test_texts_of_any_length_are_refused(comm: Communicator) -> None:
-    with pytest.raises(InvalidArgument, match="dtype 'StringDType.*' is not supported"):
+    with pytest.raises(InvalidArgument, match=r"dtype 'StringDType.*' is not supported"):
         comm.all_reduce(np.array(["ab"], np.dtypes.StringDType()))
 
 
