@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from allreduced.cli import agent, bench, certs, completion, demo, doctor, run, status
 from allreduced.cli.arguments import Parser
 from allreduced.cli.console import (
     MORE_FILES,
@@ -47,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # such as: allreduced bench | head
         drop_output()
         return 141
+    except KeyboardInterrupt:
+        return 130
     finally:
         drop_errors()
 
@@ -77,12 +78,13 @@ def _main(argv: Sequence[str] | None) -> int:
             raise
         complain(f"allreduced: error: {error.strerror}\n  hint: {MORE_FILES}")
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def command_line() -> argparse.ArgumentParser:
     """Return the parser of the whole command line; man pages and completion are made from it."""
+    # Not before: they load NumPy, for longer than it takes to press Ctrl-C, and here that ends without a traceback.
+    from allreduced.cli import agent, bench, certs, completion, demo, doctor, run, status
+
     parser: argparse.ArgumentParser = Parser(
         prog="allreduced",
         description="The all-reduce daemon: one agent per node adds up tensors for the processes of a training.",
