@@ -113,7 +113,11 @@ async def test_shapes_flags_and_outs(start_agent: StartAgent) -> None:
 async def test_tensors_that_are_refused_say_what_to_do(start_agent: StartAgent) -> None:
     async with pair(start_agent("a").socket) as ranks:
         rank = ranks[0]
+        freed = torch.ones(3)
+        freed.untyped_storage().resize_(0)  # as FSDP does
         for x, text in (
+            (freed, "its storage was freed"),
+            (torch.nn.UninitializedParameter(), "x cannot be read as an array: .*uninitialized"),
             (torch.empty(3, device="meta"), r"x is on device 'meta' .*x.cpu\(\)"),
             (torch.ones(3).to_sparse(), r"x cannot be read as an array: .*to_dense"),
             (torch.ones(3, dtype=torch.complex64).conj(), r"conjugate bit .*resolve_conj\(\)"),

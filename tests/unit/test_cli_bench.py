@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import cast
 
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from allreduced.cli import bench
-from allreduced.cli.measure import Array, Sweep, bus_factor, input_of, measure, result_of
+from allreduced.cli.measure import Array, Measurement, Sweep, bus_factor, input_of, measure, result_of
 from allreduced.cli.table import Column, Table
 from allreduced.client import Communicator
 from allreduced.core.dtypes import DType
-from allreduced.core.errors import ConfigError
+from allreduced.core.errors import ConfigError, LimitExceeded
 from allreduced.core.reductions import Reduction, reductions_of
 
 SWEEP = Sweep(
@@ -114,6 +114,23 @@ def test_pairs_outside_the_table_are_refused() -> None:
     with pytest.raises(ConfigError, match="mean of int8 is not defined"):
         bench.sweep_of(parser.parse_args(["bench", "--op", "mean", "--dtype", "int8"]))
     assert bench.sweep_of(parser.parse_args(["bench", "--op", "lxor", "--dtype", "bfloat16"])).dtype == "bfloat16"
+
+
+def test_sizes_that_no_tensor_has_are_refused() -> None:
+    parser = argparse.ArgumentParser()
+    bench.add_parser(parser.add_subparsers())
+    size = str(1 << 63)
+    with pytest.raises(ConfigError, match=f"{size} bytes, is more than any tensor has"):
+        bench.sweep_of(parser.parse_args(["bench", "-b", size, "-e", size]))
+
+
+def test_a_size_for_which_there_is_no_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(_comm: Communicator, _sweep: Sweep) -> Iterator[Measurement]:
+        raise MemoryError("Unable to allocate 1. TiB")
+
+    monkeypatch.setattr("allreduced.cli.measure.measure", measured)
+    with pytest.raises(LimitExceeded, match=r"rank 0 has no memory for it: Unable to allocate 1. TiB .lower --end"):
+        list(bench._measured(cast(Communicator, Alone()), SWEEP))
 
 
 def test_a_broadcast_gives_everybody_the_input_of_rank_0() -> None:

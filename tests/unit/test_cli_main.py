@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import subprocess
 import sys
@@ -42,6 +43,19 @@ def test_wrong_usage_is_status_2_with_a_message(argv: list[str], capsys: pytest.
     assert "error: " in capsys.readouterr().err
 
 
+def test_ctrl_c_while_the_commands_are_loaded_is_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> argparse.ArgumentParser:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("allreduced.cli.main.command_line", interrupted)
+    assert main(["status"]) == 130
+    assert capsys.readouterr().err == ""
+    code = "import sys, allreduced.cli.main; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
+
+
 def test_it_runs_as_a_module_without_the_packages_of_extras() -> None:
     code = (
         "import sys\nfor name in ('msgspec', 'uvloop', 'sklearn', 'rich'): sys.modules[name] = None\n"
@@ -64,6 +78,11 @@ def test_it_runs_as_a_module_without_the_packages_of_extras() -> None:
                 "allreduced: error: this command needs the module sklearn, which is not installed\n"
                 "  hint: pip install 'allreduced[demo]'\n"
             ),
+        ),
+        (
+            OSError(errno.EMFILE, "Too many open files"),
+            1,
+            "allreduced: error: Too many open files\n  hint: raise the limit on open files (ulimit -n)\n",
         ),
         (KeyboardInterrupt(), 130, ""),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -15,7 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from allreduced.cli.front import run_job
+from allreduced.cli.job import Job
 from allreduced.cli.processes import descendants
+from allreduced.core.errors import ConfigError
 
 AGENT = """
 import argparse, json, os, signal, sys
@@ -39,10 +43,12 @@ sys.exit(2)
 """
 
 FRONT = """
-import json, sys
+import json, resource, sys
 from allreduced.cli.front import run_job
 from allreduced.cli.job import Job
 fields = json.loads(sys.argv[1])
+if limit := fields.pop("limit", 0):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 on_line = (lambda line: sys.stdout.write(f"heard {line.decode()}\\n")) if fields.pop("listen", False) else None
 sys.exit(run_job(Job.from_json(json.dumps(fields).encode()), on_line))
 """
@@ -159,6 +165,36 @@ def test_a_file_that_is_not_executable_gets_a_hint(start: Start, tmp_path: Path)
     status, _, err = ended(start(str(script)))
     assert status == 126
     assert f"hint: try: python {script}" in err.decode()
+
+
+def test_a_file_with_a_path_is_not_told_to_have_one(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    file.touch()
+    assert ended(start(str(file)))[2].decode().endswith(f"  hint: try: chmod +x {file}\n")
+
+
+def test_more_ranks_than_a_group_has_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"3 nodes with 30000 ranks each are 90000 ranks; a group has 65536"
+    ) as caught:
+        run_job(Job(("true",), nodes=3, ranks_per_node=30_000))
+    assert caught.value.hint == "lower --nodes or --ranks-per-node"
+
+
+def test_a_grace_of_any_length_is_waited_for(start: Start) -> None:
+    assert ended(start(*python("import sys; sys.exit(3)"), grace=1e300, ranks_per_node=2))[0] == 3
+
+
+@pytest.mark.parametrize("shape", [{"nodes": 40}, {"ranks_per_node": 40}])
+def test_a_job_for_which_there_are_no_descriptors_says_what_to_raise(start: Start, shape: dict[str, int]) -> None:
+    status, out, err = ended(start("sleep", "60", limit=48, **shape))
+    assert status != 0
+    assert out == b""
+    assert re.fullmatch(
+        rb"allreduced: error: cannot start (agent node\d+|'sleep'): Too many open files\n"
+        rb"  hint: raise the limit on open files \(ulimit -n\)\n",
+        err,
+    )
 
 
 def test_an_agent_that_refuses_ends_the_job_with_its_reason(start: Start) -> None:

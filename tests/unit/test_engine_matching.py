@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from tests.simulation.cluster import fingerprint
 
 from allreduced.core.dtypes import DType
@@ -143,6 +144,21 @@ def test_a_mismatch_names_field_and_all_ranks_once_they_are_known() -> None:
         "the dtype is float32 on ranks 0, 2, 3; float64 on rank 1"
     )
     assert frames(actions) == [Abort(GROUP, 1, "x", 0, to_wire(error))]
+
+
+@pytest.mark.parametrize(
+    ("other", "hint"),
+    [
+        (fingerprint(kind="barrier", count=0), "call the same collective on all ranks"),
+        (fingerprint(op=Reduction.MAX), "give op the same value on all ranks"),
+    ],
+)
+def test_the_hint_of_a_mismatch_speaks_of_what_the_caller_gives(other: Fingerprint, hint: str) -> None:
+    bench = Bench(("a", (0, 1)))
+    bench.submit(0)
+    assert [error.hint for error in errors(bench.submit(1, described=other))] == [
+        f"{hint}, or give different operations different names"
+    ] * 2
 
 
 def test_a_mismatch_waits_a_second_for_ranks_that_did_not_call() -> None:

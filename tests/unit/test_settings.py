@@ -205,6 +205,11 @@ def test_what_is_no_size_is_an_error(text: str) -> None:
         parse_size(text)
 
 
+def test_a_file_without_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the configuration /dev/zero is longer than \d+ bytes"):
+        load("/dev/zero", {})
+
+
 def test_a_secret_file_must_be_its_owners_alone(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("from file\n")

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from allreduced.client.dlpack import DLPack, read_dlpack
-from allreduced.client.overlap import overlaps_itself
+from allreduced.client.overlap import overlaps_itself, span
 from allreduced.core.dtypes import DType, parse_dtype
 from allreduced.core.errors import InvalidArgument
 
@@ -110,7 +110,11 @@ _KNOWN = {np.dtype(dtype.label): dtype for dtype in DType if dtype is not DType.
 
 
 def _read_dtype(found: np.dtype[np.generic], what: str) -> DType:
-    if found != found.newbyteorder("=") or not found.isnative:
+    try:
+        native = found.isnative and found == found.newbyteorder("=")
+    except TypeError:  # types that are no plain memory, such as StringDType, know no byte order
+        native = True
+    if not native:
         raise InvalidArgument(
             f"{what} is not in this machine's byte order ({found.str})",
             hint="convert it first: x.astype(x.dtype.newbyteorder('='))",
@@ -201,7 +205,10 @@ def _from_torch(value: object, what: str) -> Tensor:
             array = tensor.view(sys.modules["torch"].int16).numpy().view(dtype.storage)
         else:
             array = tensor.numpy()
-    except (RuntimeError, TypeError) as error:
+        room = tensor.untyped_storage().nbytes() - tensor.storage_offset() * array.itemsize
+        if array.size and room < span(array)[1] - span(array)[0]:
+            raise ValueError("its storage was freed, or is too small for it")
+    except (RuntimeError, TypeError, ValueError) as error:
         raise InvalidArgument(
             f"{what} cannot be read as an array: {error}",
             hint="give a dense tensor with values of its own: x.to_dense(), x.resolve_conj()",

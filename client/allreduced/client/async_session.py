@@ -15,6 +15,7 @@ from allreduced.client.attach import GRACE_SECONDS, Attached, again, attach
 from allreduced.client.attachment import CLOSE_SECONDS, Attachment
 from allreduced.client.buffers import Block
 from allreduced.client.endpoint import transmit
+from allreduced.client.interrupts import interrupts
 from allreduced.client.leaving import leave_when_forgotten
 from allreduced.client.operation import Operation
 from allreduced.core.errors import AgentUnavailable, AllReducedError, ClosedError
@@ -63,11 +64,15 @@ class AsyncSession(Attachment):
             self._held_up.append((operation, until))
             self._begin_to_attach(until)
             return
-        self._conversation.submit(operation)
-        self._send()
+        with interrupts:
+            self._conversation.submit(operation)
+            self._send()
 
     async def wait(self, operation: Operation, timeout: float | None) -> bool:
         """Return True when the operation has ended, False when ``timeout`` seconds have passed before."""
+        if operation.done:
+            return True
+        self._check_loop()
         until = operation.give_up_at
         if timeout is not None:
             until = min(until, time.monotonic() + timeout)
@@ -97,6 +102,10 @@ class AsyncSession(Attachment):
 
     def receive(self) -> None:
         """Take what has arrived."""
+        with interrupts:
+            self._receive()
+
+    def _receive(self) -> None:
         conversation = self._conversation
         more = True
         reads = 0
@@ -116,6 +125,11 @@ class AsyncSession(Attachment):
     async def close(self) -> None:
         """Leave the group; what is pending ends with ClosedError. Never waits long. Views stay valid."""
         if self._left or self._forked():
+            return
+        if not _runs_here(self._loop):
+            if self._loop.is_running():
+                self._check_loop()
+            self.leave_at_exit()  # nobody watches the connection any more
             return
         attaching = self._attaching
         self._leave()
@@ -144,7 +158,8 @@ class AsyncSession(Attachment):
 
     def flush(self) -> None:
         """Send returned leases."""
-        self._send()
+        with interrupts:
+            self._send()
 
     def __del__(self) -> None:
         if hasattr(self, "joined") and not sys.is_finalizing():
@@ -258,6 +273,22 @@ class AsyncSession(Attachment):
     def _check(self) -> None:
         self._check_process()
         self._check_open()
+        self._check_loop()
+
+    def _check_loop(self) -> None:
+        """Return if the loop that watches the connection can take note of what is called here.
+
+        Between two runs of that loop calls may be started, though nothing runs then.
+        """
+        if _runs_here(self._loop):
+            return
+        if self._loop.is_closed():
+            problem = "the event loop of this communicator is closed"
+        elif self._loop.is_running() or _any_runs_here():
+            problem = "this communicator belongs to another event loop"
+        else:
+            return
+        raise ClosedError(problem, hint="call AsyncCommunicator.connect() in the loop that uses it")
 
 
 def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
@@ -265,6 +296,14 @@ def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
+
+
+def _any_runs_here() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _detach(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:

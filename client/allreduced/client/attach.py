@@ -16,7 +16,7 @@ from allreduced.client.environment import AgentSettings, Launch, read_agent, rea
 from allreduced.client.private_agent import START_SECONDS, Lock, check_installed, private_agent, start
 from allreduced.client.waiting import Procedure, Wait
 from allreduced.core.addresses import SocketAddress, parse_socket
-from allreduced.core.errors import AgentUnavailable, ConfigError, InvalidArgument
+from allreduced.core.errors import AgentUnavailable, AllReducedError, ConfigError, InvalidArgument
 
 logger = logging.getLogger("allreduced.client")
 
@@ -201,7 +201,7 @@ def _attach_private(options: Options, until: float) -> Procedure[Attached]:
     lock = Lock(private.socket)
     starts = handshakes = 0
     pause = _PAUSE
-    last: AgentUnavailable | None = None
+    last: AllReducedError | None = None
     try:
         while last is None or (starts <= _STARTS and handshakes <= _HANDSHAKES and time.monotonic() < until):
             connection = yield from _try_reach(private.socket, until)
@@ -223,8 +223,14 @@ def _attach_private(options: Options, until: float) -> Procedure[Attached]:
                 try:
                     yield from start(private.command(), until=min(until, time.monotonic() + START_SECONDS))
                     continue
-                except AgentUnavailable as error:
+                except AllReducedError as error:
                     last = error
+                    if not isinstance(error, AgentUnavailable):
+                        # Or did the one take the name meanwhile whose starter was killed while it came up?
+                        connection = yield from _try_reach(private.socket, until)
+                        if connection is None:
+                            raise
+                        connection.close()
             elif time.monotonic() >= until:
                 last = AgentUnavailable(
                     f"the private agent at {private.socket} did not come up within {options.deadline:g} s",

@@ -7,6 +7,7 @@ at any moment, in any thread, while any lock is held, or when the interpreter en
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import mmap
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from allreduced.client.arrays import Array
-from allreduced.core.errors import ProtocolError
+from allreduced.core.errors import LimitExceeded, ProtocolError
 
 MIN_BLOCK = 1024
 """Bytes of the smallest block; all blocks begin at multiples of 256."""
@@ -41,6 +42,17 @@ def block_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
+MORE_FILES = "drop views of earlier results, or raise this process's limit on open files (ulimit -n)"
+"""What helps where there are no descriptors left."""
+
+_SCARCE = {
+    errno.EMFILE: MORE_FILES,
+    errno.ENFILE: MORE_FILES,
+    errno.ENOMEM: "raise this process's limit on memory (ulimit -v), or use smaller tensors",
+    errno.EAGAIN: "raise this process's limit on locked memory (ulimit -l)",
+}
+
+
 class Mapping:
     """A mapped arena. The pages stay mapped as long as anything refers to this object."""
 
@@ -50,6 +62,7 @@ class Mapping:
         """Map the descriptor, and close it in every case.
 
         :raises ProtocolError: it cannot be mapped, or is shorter than ``nbytes``.
+        :raises LimitExceeded: this process may have no more descriptors, or no more memory.
         """
         try:
             # Mapping past the end would turn into SIGBUS later; sealed memory cannot shrink after this check.
@@ -58,6 +71,11 @@ class Mapping:
             protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
             mapped = mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, protection)
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in _SCARCE:
+                raise LimitExceeded(
+                    f"this process cannot map {nbytes} bytes of shared memory: {error.strerror}",
+                    hint=_SCARCE[error.errno],
+                ) from error
             raise ProtocolError(f"arena {arena} of {nbytes} bytes cannot be mapped: {error}") from error
         finally:
             os.close(descriptor)

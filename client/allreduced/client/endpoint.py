@@ -11,11 +11,12 @@ import struct
 import time
 from pathlib import Path
 
+from allreduced.client.buffers import MORE_FILES
 from allreduced.client.conversation import MAX_DESCRIPTORS, Conversation
 from allreduced.client.environment import SYSTEM_SOCKET
 from allreduced.client.waiting import Procedure, Wait
 from allreduced.core.addresses import SocketAddress
-from allreduced.core.errors import AgentUnavailable, ConfigError, ProtocolError
+from allreduced.core.errors import AgentUnavailable, AllReducedError, ConfigError, LimitExceeded
 
 RECEIVE = 256 << 10
 """Bytes taken from the socket at a time."""
@@ -161,14 +162,11 @@ class Receiver:
         else:
             try:
                 if flags & _TRUNCATED:
-                    raise ProtocolError(
-                        "descriptors of the agent did not fit",
-                        hint="raise the limit on open files (ulimit -n)",
-                    )
+                    raise LimitExceeded("this process has no descriptor left for shared memory", hint=MORE_FILES)
                 self._conversation.feed(self._buffer[:nbytes], descriptors)
                 # A stream socket gives all it has, but stops behind a message with a descriptor.
                 return bool(ancillary) or nbytes == RECEIVE
-            except ProtocolError as error:
+            except AllReducedError as error:
                 self._conversation.fail(error)
             except BaseException:
                 # Ctrl-C in the middle of it: what had arrived is lost, and with it the meaning of what follows.
@@ -194,4 +192,9 @@ def transmit(connection: socket.socket, conversation: Conversation) -> None:
             # The receiving side learns why: what the agent said last may still be there to be read.
             conversation.discard_output()
             return
+        except BaseException:
+            # A signal's handler raised: how much went out is not known, and nothing may go out twice.
+            conversation.fail(AgentUnavailable("the connection was interrupted while a message was sent"))
+            conversation.discard_output()
+            raise
         conversation.sent(sent)

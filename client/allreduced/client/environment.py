@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from allreduced.client.processes import launcher_identity, process_identity
 from allreduced.core.addresses import Address, SocketAddress, is_loopback, parse_address, parse_socket
 from allreduced.core.errors import ConfigError
-from allreduced.core.limits import MAX_RANKS
+from allreduced.core.limits import MAX_NAME, MAX_RANKS
 
 Environment = Mapping[str, str]
 LauncherId = Callable[[tuple[str, ...]], str]
@@ -344,11 +344,22 @@ def _checked(launch: Launch) -> Launch:
         last = launch.local_size - 1
         problem = f"local_rank is {launch.local_rank}; with local_size {launch.local_size} it is 0 to {last}"
         path = "local_rank"
-    elif not launch.job or len(launch.job.encode()) > 256:
-        problem, path = f"the job id {launch.job[:64]!r} must have 1 to 256 bytes", "job"
+    elif not 1 <= len(launch.job.encode(errors="surrogatepass")) <= MAX_NAME:
+        problem, path = f"the job id {launch.job[:64]!r} must have 1 to {MAX_NAME} bytes", "job"
+    elif not _is_text(launch.job):
+        problem, path = f"the job id {launch.job[:64]!r} is no UTF-8", "job"
     else:
         return launch
     raise ConfigError(problem, path=path, hint=f"launcher: {launch.launcher}")
+
+
+def _is_text(name: str) -> bool:
+    """Return whether all bytes of a variable were text: those that are not become lone surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 # Small parsers

@@ -41,7 +41,7 @@ def overlaps_itself(array: _Array) -> bool:
 
 def find_conflict(uses: Sequence[Use]) -> tuple[Use, Use] | None:
     """Return two that share memory though one of them is written: both are, or the other is read in another order."""
-    spans = sorted(((*_span(use.array), use) for use in uses if use.array.size), key=lambda span: span[:2])
+    spans = sorted(((*span(use.array), use) for use in uses if use.array.size), key=lambda found: found[:2])
     near: list[tuple[int, Use]] = []
     for start, end, use in spans:
         near = [(until, other) for until, other in near if until > start]
@@ -54,7 +54,7 @@ def find_conflict(uses: Sequence[Use]) -> tuple[Use, Use] | None:
     return None
 
 
-def _span(array: _Array) -> tuple[int, int]:
+def span(array: _Array) -> tuple[int, int]:
     """Return the addresses of the first byte and of the one behind the last."""
     start: int = array.__array_interface__["data"][0]
     if array.flags.c_contiguous:

@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -167,12 +168,14 @@ def _reap() -> None:
 def _inheritable() -> list[int]:
     """Return the descriptors that a child would get, but for the standard ones.
 
-    The agent outlives this process: whoever waits for the end of a pipe of ours must not wait for the agent.
+    The agent outlives this process: whoever waits for the end of a pipe of ours must not wait for the agent. Left out
+    are those that were opened before the limit was lowered: the system refuses to hear of them.
     """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = []
     for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208  # its own descriptor is closed when it returns
         with contextlib.suppress(OSError):
-            if int(entry) > 2 and os.get_inheritable(int(entry)):
+            if 2 < int(entry) < limit and os.get_inheritable(int(entry)):
                 found.append(int(entry))
     return found
 

@@ -1,7 +1,8 @@
 """The blocking session: one connection, used by any number of threads of one process, without a thread of its own.
 
 Progress happens in the calls of the user. Among the threads that wait, one reads from the socket and wakes the others;
-each thread that has something to send sends it itself.
+each thread that has something to send sends it itself. Whoever has the lock is not interrupted by Ctrl-C; whoever waits
+without it is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from allreduced.client.attachment import CLOSE_SECONDS, Attachment
 from allreduced.client.buffers import Block
 from allreduced.client.conversation import Conversation
 from allreduced.client.endpoint import transmit
+from allreduced.client.interrupts import interrupts
 from allreduced.client.leaving import forget, leave_when_forgotten
 from allreduced.client.operation import Operation
 from allreduced.client.waiting import SLICE_SECONDS, drive, poll
@@ -63,7 +65,7 @@ class Session(Attachment):
         :raises AllReducedError: the session or its group has ended.
         """
         self._check_process()
-        with self._lock:
+        with interrupts, self._lock:
             conversation = self._begin(operation)
             if not (conversation.waiting or conversation.has_output):
                 return
@@ -78,7 +80,7 @@ class Session(Attachment):
         :raises AllReducedError: how it failed; the session or its group has ended.
         """
         self._check_process()
-        with self._lock:
+        with interrupts, self._lock:
             self._begin(operation)
             if not self._run(operation, operation.give_up_at):
                 self._give_up()
@@ -94,7 +96,7 @@ class Session(Attachment):
         until = operation.give_up_at
         if timeout is not None:
             until = min(until, time.monotonic() + timeout)
-        with self._lock:
+        with interrupts, self._lock:
             if self._run(operation, until):
                 return True
             if time.monotonic() >= operation.give_up_at:
@@ -107,7 +109,7 @@ class Session(Attachment):
         :raises LimitExceeded: the agent has no memory for it.
         """
         self._check_process()
-        with self._lock:
+        with interrupts, self._lock:
             self._check_open()
             until = time.monotonic() + self._conversation.default_deadline
             if self._conversation.told:
@@ -125,7 +127,7 @@ class Session(Attachment):
         """
         if self._left or self._forked():
             return
-        with self._lock:
+        with interrupts, self._lock:
             self._left = True
             conversation = self._conversation
             conversation.leave()
@@ -138,15 +140,18 @@ class Session(Attachment):
 
     def leave_at_exit(self) -> None:
         """Say goodbye without waiting, where the process ends without having closed the communicator."""
-        if self._forked() or not self._lock.acquire(blocking=False):
+        if self._forked():
             return
-        try:
-            self._left = True
-            self._conversation.leave()
-            self._send()
-            self._shut()
-        finally:
-            self._lock.release()
+        with interrupts:
+            if not self._lock.acquire(blocking=False):
+                return
+            try:
+                self._left = True
+                self._conversation.leave()
+                self._send()
+                self._shut()
+            finally:
+                self._lock.release()
 
     def abandon(self) -> None:
         """In a forked child: close the inherited descriptor, so that the parent's end shows at the agent at once."""
@@ -216,7 +221,8 @@ class Session(Attachment):
         self._pollers += 1
         try:
             self._lock.release()
-            self._input.poll(SLICE_SECONDS * 1000)
+            with interrupts.allowed:
+                self._input.poll(SLICE_SECONDS * 1000)
         finally:
             self._lock.acquire()
             self._pollers -= 1
@@ -262,7 +268,8 @@ class Session(Attachment):
             # Inside the block: a signal's handler may raise right after it.
             self._lock.release()
             until = min(until, time.monotonic() + SLICE_SECONDS)
-            poll(self._connection.fileno(), read=read, write=write, until=until)
+            with interrupts.allowed:
+                poll(self._connection.fileno(), read=read, write=write, until=until)
         finally:
             self._lock.acquire()
             self._pollers -= 1
@@ -292,9 +299,10 @@ class Session(Attachment):
             with contextlib.suppress(OSError):
                 # An agent that only hung, and goes on, must see that the rank is free; threads that wait must wake up.
                 self._connection.shutdown(socket.SHUT_RDWR)
-            self._lock.release()
             try:
-                attached = drive(attach(again(self._options, until)), self._check_open)
+                self._lock.release()
+                with interrupts.allowed:
+                    attached = drive(attach(again(self._options, until)), self._check_open)
             finally:
                 self._lock.acquire()
                 self._attaching = False
@@ -310,9 +318,12 @@ class Session(Attachment):
     def _sleep(self, until: float) -> None:
         self._sleepers += 1
         try:
-            self._changed.wait(min(until - time.monotonic(), 3600.0))
+            # In slices: Ctrl-C, which must not come inside of this wait, comes between two of them.
+            self._changed.wait(min(until - time.monotonic(), SLICE_SECONDS))
         finally:
             self._sleepers -= 1
+        with interrupts.allowed:
+            pass
 
     def _give_up(self) -> None:
         self._conversation.fail(self._hung())
@@ -340,12 +351,15 @@ class Session(Attachment):
 
         Called from ``__del__`` of views: never waits, and never touches the lock twice.
         """
-        if self._forked() or not self._lock.acquire(blocking=False):
+        if self._forked():
             return
-        try:
-            self._send()
-        finally:
-            self._lock.release()
+        with interrupts:
+            if not self._lock.acquire(blocking=False):
+                return
+            try:
+                self._send()
+            finally:
+                self._lock.release()
 
 
 class _Wanted(Protocol):

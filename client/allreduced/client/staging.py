@@ -12,7 +12,7 @@ from allreduced.client.arrays import Array
 from allreduced.client.buffers import Block, Mapping, Pool, block_class
 from allreduced.client.operation import Part
 from allreduced.client.outbox import Outbox
-from allreduced.core.errors import AllReducedError, ProtocolError
+from allreduced.core.errors import AllReducedError, LimitExceeded, ProtocolError
 from allreduced.protocol.local import CHUNK, AllocateArena, ArenaGranted, ReleaseArena, Upload, encode
 
 
@@ -96,10 +96,19 @@ class Staging:
     def granted(self, message: ArenaGranted, descriptor: int) -> None:
         """Take an arena that the agent grants; closes the descriptor.
 
+        Where this process has no room for it, it is given back, and the request has failed.
+
         :raises ProtocolError: it was not asked for, or cannot be mapped.
         """
-        mapping = Mapping(message.arena, descriptor, message.nbytes, writable=True)
         request = self._requests.get(message.request)
+        try:
+            mapping = Mapping(message.arena, descriptor, message.nbytes, writable=True)
+        except LimitExceeded as error:
+            self._outbox.send(ReleaseArena(message.arena))
+            if request is not None:
+                del self._requests[message.request]
+                request.error, request.done = error, True
+            return
         if request is None or message.nbytes < request.nbytes:
             raise ProtocolError(f"the agent granted arena {message.arena}, which was not asked for")
         del self._requests[message.request]
@@ -176,17 +185,39 @@ class Staging:
 
 
 def pieces(part: Part) -> Iterator[bytes]:
-    """Yield the part's input as Upload messages of at most CHUNK bytes, made when they can leave."""
-    request = part.request
-    if len(part.sources) == 1 and part.sources[0].flags.c_contiguous:
-        flat = part.sources[0].reshape(-1)
-    else:
-        flat = np.empty(part.signature.count, part.signature.storage)
-        _gather(part, flat)
+    """Yield the part's input as Upload messages of at most CHUNK bytes, made when they can leave.
+
+    No more than that is copied at a time, whatever the layout of the input.
+    """
+    request, sources = part.request, part.sources
     part.sources = ()
-    raw = flat.view(np.uint8)
-    for start in range(0, raw.size, CHUNK):
-        yield encode(Upload(request, raw[start : start + CHUNK].tobytes()))
+    ready: list[bytes] = []
+    size = 0
+    for source in sources:
+        for stretch in _stretches(source, max(CHUNK // source.itemsize, 1)):
+            if size + stretch.nbytes > CHUNK:
+                yield encode(Upload(request, b"".join(ready)))
+                ready, size = [], 0
+            ready.append(stretch.tobytes())
+            size += stretch.nbytes
+    yield encode(Upload(request, b"".join(ready)))
+
+
+def _stretches(array: Array, most: int) -> Iterator[Array]:
+    """Yield the elements of the array in their order, in arrays of at most ``most`` elements."""
+    if array.size <= most:
+        if array.size:
+            yield array
+    elif array.flags.c_contiguous:
+        flat = array.reshape(-1)
+        for start in range(0, flat.size, most):
+            yield flat[start : start + most]
+    elif (row := array.size // len(array)) > most:
+        for part in array:
+            yield from _stretches(part, most)
+    else:
+        for start in range(0, len(array), most // row):
+            yield array[start : start + most // row]
 
 
 def _gather(part: Part, target: Array) -> None:

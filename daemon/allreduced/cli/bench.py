@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -14,7 +15,8 @@ from allreduced.cli.arguments import Subparsers, add_job_shape, count, factor, n
 from allreduced.cli.console import say
 from allreduced.cli.table import Column, Table
 from allreduced.core.dtypes import DType, parse_dtype
-from allreduced.core.errors import ConfigError, InvalidArgument
+from allreduced.core.errors import ConfigError, InvalidArgument, LimitExceeded
+from allreduced.core.limits import MAX_COUNT
 from allreduced.core.reductions import Reduction, parse_reduction
 
 if TYPE_CHECKING:
@@ -114,6 +116,8 @@ def sweep_of(arguments: argparse.Namespace) -> Sweep:
         check=arguments.check,
         algorithm=arguments.algorithm,
     )
+    if sweep.end > MAX_COUNT:
+        raise ConfigError(f"the last size, {sweep.end} bytes, is more than any tensor has")
     if sweep.begin > sweep.end:
         raise ConfigError(f"the first size, {sweep.begin} bytes, is larger than the last, {sweep.end} bytes")
     try:
@@ -152,7 +156,6 @@ def _launched() -> bool:
 
 
 def _as_rank(sweep: Sweep, *, as_json: bool) -> int:
-    from allreduced.cli.measure import measure
     from allreduced.client import connect
 
     wrong = 0
@@ -164,7 +167,7 @@ def _as_rank(sweep: Sweep, *, as_json: bool) -> int:
             say("# allreduced bench: " + ", ".join(f"{key} {value}" for key, value in place.items()))
             say(f"# {sweep.collective}, {sweep.warmup} + {sweep.iterations} calls, {'view' if sweep.view else 'copy'}")
             say(table.heading())
-        for row in measure(comm, sweep):
+        for row in _measured(comm, sweep):
             rows.append(row)
             wrong += row.wrong or 0
             if comm.rank == 0 and not as_json:
@@ -178,6 +181,15 @@ def _as_rank(sweep: Sweep, *, as_json: bool) -> int:
             say(f"# wrong elements: {wrong if sweep.check else 'not checked'}")
             say(f"# mean bus bandwidth: {mean / 1e9:.3f} GB/s")
     return 1 if wrong else 0
+
+
+def _measured(comm: Communicator, sweep: Sweep) -> Iterator[Measurement]:
+    from allreduced.cli.measure import measure
+
+    try:
+        yield from measure(comm, sweep)
+    except MemoryError as error:
+        raise LimitExceeded(f"rank {comm.rank} has no memory for it: {error}", hint="lower --end") from None
 
 
 def _placement(comm: Communicator) -> dict[str, object]:

@@ -7,10 +7,17 @@ standard error, and nothing depends on them: where they cannot be written they a
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 
 from allreduced.core.errors import AllReducedError
+
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+"""Numbers of the errors that tell that no further file or socket can be opened."""
+
+MORE_FILES = "raise the limit on open files (ulimit -n)"
+"""What helps then."""
 
 
 class OutputLost(Exception):

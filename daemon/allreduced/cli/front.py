@@ -16,6 +16,8 @@ from types import FrameType
 from allreduced.cli.console import complain
 from allreduced.cli.job import Job, python_module
 from allreduced.cli.processes import FORWARDED, become_subreaper, descendants, kill_descendants, signal_name
+from allreduced.core.errors import ConfigError
+from allreduced.core.limits import MAX_RANKS
 
 
 def run_job(job: Job, on_line: Callable[[bytes], None] | None = None) -> int:
@@ -23,7 +25,16 @@ def run_job(job: Job, on_line: Callable[[bytes], None] | None = None) -> int:
 
     ``on_line`` gets each line that rank 0 writes to its channel (see ``CHANNEL_VARIABLE``), without the newline.
     127 is returned where the command is not found and 126 where it may not be run; nothing was started then.
+
+    :raises ConfigError: it has more ranks than there may be.
     """
+    if job.size > MAX_RANKS:
+        raise ConfigError(
+            f"{job.nodes} nodes with {job.ranks_per_node} ranks each are {job.size} ranks; "
+            f"a group has {MAX_RANKS} ranks at most",
+            path="--ranks-per-node",
+            hint="lower --nodes or --ranks-per-node",
+        )
     status = _check_command(job)
     if status:
         return status
@@ -66,7 +77,9 @@ def _check_command(job: Job) -> int:
     if shutil.which(name, path=path):
         return 0
     if os.path.lexists(name):
-        hint = f"try: python {name}" if name.endswith(".py") else f"try: chmod +x {name}, or ./{name}"
+        hint = f"try: chmod +x {name}" + ("" if "/" in name else f", or ./{name}")
+        if name.endswith(".py"):
+            hint = f"try: python {name}"
         complain(f"allreduced: error: {name} is not an executable command\n  hint: {hint}")
         return 126
     complain(f"allreduced: error: command not found: {name}")

@@ -6,9 +6,17 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from allreduced.cli import agent, bench, certs, completion, demo, doctor, run, status
 from allreduced.cli.arguments import Parser
-from allreduced.cli.console import OutputLost, complain, drop_errors, drop_output, explain, open_missing
+from allreduced.cli.console import (
+    MORE_FILES,
+    OUT_OF_FILES,
+    OutputLost,
+    complain,
+    drop_errors,
+    drop_output,
+    explain,
+    open_missing,
+)
 from allreduced.cli.extras import remedy
 from allreduced.core.errors import AllReducedError, UsageError
 from allreduced.core.release import release
@@ -38,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # such as: allreduced bench | head
         drop_output()
         return 141
+    except KeyboardInterrupt:
+        return 130
     finally:
         drop_errors()
 
@@ -63,12 +73,18 @@ def _main(argv: Sequence[str] | None) -> int:
         complain(f"allreduced: error: this command needs the module {error.name}, which is not installed")
         complain(f"  hint: {command}")
         return 1
-    except KeyboardInterrupt:
-        return 130
+    except OSError as error:
+        if error.errno not in OUT_OF_FILES:
+            raise
+        complain(f"allreduced: error: {error.strerror}\n  hint: {MORE_FILES}")
+        return 1
 
 
 def command_line() -> argparse.ArgumentParser:
     """Return the parser of the whole command line; man pages and completion are made from it."""
+    # Not before: they load NumPy, for longer than it takes to press Ctrl-C, and here that ends without a traceback.
+    from allreduced.cli import agent, bench, certs, completion, demo, doctor, run, status
+
     parser: argparse.ArgumentParser = Parser(
         prog="allreduced",
         description="The all-reduce daemon: one agent per node adds up tensors for the processes of a training.",

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from allreduced.cli.console import MORE_FILES, OUT_OF_FILES
 from allreduced.cli.job import Job, agent_command, agent_environment, node_name, rank_environment
 from allreduced.cli.output import Streams
 from allreduced.cli.processes import (
@@ -37,6 +38,9 @@ from allreduced.cli.processes import (
 
 READY_TIMEOUT = 60.0
 """Seconds that an agent may take from its start to its ready line."""
+
+LONGEST_POLL = 3600.0
+"""Seconds of one wait for whatever happens: the system counts no more than 24 days of milliseconds."""
 
 FRONT_IS_GONE = 128 + signal.SIGKILL
 OUTPUT_IS_GONE = 128 + signal.SIGPIPE
@@ -115,13 +119,21 @@ class Supervisor:
     # Starting
 
     def _start_agent(self, node: int, join: str) -> None:
-        reader, writer = os.pipe()
-        command = agent_command(self._job, node, writer, join)
-        environment = agent_environment(self._job, self._secret, self._environment)
+        """Start an agent; the job fails where that cannot be done."""
+        reader = -1
         try:
-            self._start(command, environment, node, keep=(writer,))
-        finally:
-            os.close(writer)
+            reader, writer = os.pipe()
+            command = agent_command(self._job, node, writer, join)
+            environment = agent_environment(self._job, self._secret, self._environment)
+            try:
+                self._start(command, environment, node, keep=(writer,))
+            finally:
+                os.close(writer)
+        except OSError as error:
+            if reader >= 0:
+                os.close(reader)
+            self._fail(1, f"cannot start agent {node_name(node)}: {error.strerror}", hint=_hint(error))
+            return
         self._unready[node] = reader
         self._words[node] = b""
         self._selector.register(reader, selectors.EVENT_READ, lambda: self._hear(node))
@@ -138,7 +150,7 @@ class Supervisor:
                 self._start(self._job.command, environment, self._job.node_of(rank), rank, keep=keep)
             except OSError as error:
                 status = 127 if isinstance(error, FileNotFoundError) else 126
-                self._fail(status, f"cannot start {self._job.command[0]!r}: {error.strerror}")
+                self._fail(status, f"cannot start {self._job.command[0]!r}: {error.strerror}", hint=_hint(error))
                 break
         if channel >= 0:
             os.close(channel)  # only rank 0 holds it now, so that the front sees its end
@@ -187,7 +199,7 @@ class Supervisor:
         self._selector.register(self._link, selectors.EVENT_READ, self._on_front)
 
     def _turn(self) -> None:
-        self._poll(max(0.0, self._timer - time.monotonic()) if self._timer else None)
+        self._poll(min(max(0.0, self._timer - time.monotonic()), LONGEST_POLL) if self._timer else None)
         if self._streams.broken and not self._failed:
             self._fail(OUTPUT_IS_GONE, "nobody reads the output any more")
         if self._timer and time.monotonic() >= self._timer:
@@ -278,8 +290,9 @@ class Supervisor:
         if self._phase is Phase.FIRST_AGENT:
             self._phase = Phase.OTHER_AGENTS
             for other in range(1, self._job.nodes):
-                self._start_agent(other, join=str(said["listen"]).removeprefix("tcp://"))
-        if self._agents_ready == self._job.nodes:
+                if not self._failed:
+                    self._start_agent(other, join=str(said["listen"]).removeprefix("tcp://"))
+        if self._agents_ready == self._job.nodes and not self._failed:
             self._start_ranks()
 
     def _fail(self, status: int, reason: str, *, hint: str = "", tell: bool = True) -> None:
@@ -337,6 +350,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if job.channel >= 0:
             os.set_inheritable(job.channel, False)
         return Supervisor(job, link).run()
+
+
+def _hint(error: OSError) -> str:
+    if error.errno in OUT_OF_FILES:
+        return MORE_FILES
+    return ""
 
 
 def _before_exec(parent: int) -> None:

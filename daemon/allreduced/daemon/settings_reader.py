@@ -11,7 +11,6 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -29,6 +28,8 @@ Overrides: TypeAlias = "Mapping[str, object]"
 
 _LARGEST: Final = 2**63 - 1
 """No setting is a larger number, or lower than the negative one."""
+_LONGEST: Final = 16 << 20
+"""Bytes of a configuration; that is room for a hundred thousand peers."""
 _DEEPEST: Final = 8
 """Levels of lists and tables in one setting; peers.static has three."""
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -65,7 +66,7 @@ def load(
     text = None
     if path is not None:
         try:
-            text = _read_again(path) if again else Path(path).read_text(encoding="utf-8")
+            text = _bytes_of(path, again=again).decode()
         except (OSError, UnicodeDecodeError) as error:
             reason, hint = "it is not UTF-8", ""
             if isinstance(error, OSError):
@@ -74,15 +75,19 @@ def load(
     return parse(text, path or "", environ, overrides or {})
 
 
-def _read_again(path: str) -> str:
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), encoding="utf-8") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+def _bytes_of(path: str, *, again: bool) -> bytes:
+    flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_NONBLOCK if again else 0)  # a pipe that nobody writes to must not hang
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        if again and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ConfigError(
                 f"the configuration {path} cannot be read again: it is no regular file",
                 path=path,
                 hint="put a file in its place; pipes and devices are read at a start only",
             )
-        return file.read()
+        data = file.read(_LONGEST + 1)  # bounded: it may be a device that never ends
+    if len(data) > _LONGEST:
+        raise ConfigError(f"the configuration {path} is longer than {_LONGEST} bytes", path=path)
+    return data
 
 
 def parse(text: str | None, path: str, environ: Mapping[str, str], overrides: Overrides) -> Settings:

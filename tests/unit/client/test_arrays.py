@@ -91,13 +91,26 @@ def test_what_is_not(value: object, text: str) -> None:
 class FakeTensor:
     """What is used of a torch tensor."""
 
-    def __init__(self, of: np.ndarray, *, device: str = "cpu", dtype: str | None = None) -> None:
+    def __init__(
+        self, of: np.ndarray, *, device: str = "cpu", dtype: str | None = None, offset: int = 0, room: int | None = None
+    ) -> None:
         self.of = of
+        self.offset = offset
+        self.room = room
         self.device = types.SimpleNamespace(type=device)
         self.dtype = f"torch.{dtype or of.dtype.name}"
 
     def detach(self) -> FakeTensor:
         return self
+
+    def storage_offset(self) -> int:
+        return self.offset
+
+    def untyped_storage(self) -> FakeTensor:
+        return self
+
+    def nbytes(self) -> int:
+        return self.of.nbytes if self.room is None else self.room
 
     def numpy(self) -> np.ndarray:
         if self.dtype == "torch.bfloat16":
@@ -178,3 +191,7 @@ def test_tensors_of_torch_that_cannot_be_taken() -> None:
         read_tensor(FakeTensor(np.zeros(1), device="cuda"))
     with pytest.raises(InvalidArgument, match="float8_e4m3fn"):
         read_tensor(FakeTensor(np.zeros(1), dtype="float8_e4m3fn"))
+    for freed in (FakeTensor(np.zeros(3), room=0), FakeTensor(np.zeros(6)[::2], room=48, offset=2)):
+        with pytest.raises(InvalidArgument, match="storage was freed, or is too small"):
+            read_tensor(freed)
+    read_tensor(FakeTensor(np.zeros(6)[::2], room=48, offset=1))

@@ -194,3 +194,52 @@ async def test_the_timeout_of_a_wait(agent: FakeAgent, aconnect: Connect) -> Non
             await work.wait(timeout=0)
         agent.complete("x")
         assert (await work.wait(timeout=float("inf"))).tolist() == [1.0, 1.0]
+
+
+async def test_a_communicator_is_refused_in_another_loop(agent: FakeAgent, aconnect: Connect) -> None:
+    agent.hold = True
+    async with aconnect() as comm:
+        work = comm.all_reduce(np.ones(1), name="x")
+
+        async def elsewhere() -> list[str]:
+            told: list[str] = []
+            for call in (lambda: comm.all_reduce(np.ones(1)), work.wait, lambda: comm.empty(LARGE), comm.close):
+                try:
+                    await call()
+                except ClosedError as error:
+                    told.append(str(error))
+            return told
+
+        told = await asyncio.to_thread(lambda: asyncio.run(elsewhere()))
+        assert len(told) == 4
+        assert all("another event loop" in text and "connect() in the loop" in text for text in told)
+        with pytest.raises(ClosedError, match="another event loop"):
+            await asyncio.to_thread(comm.barrier)  # where no loop runs at all
+        agent.complete("x")
+        assert (await work).tolist() == [1.0]
+
+
+def test_a_communicator_outlives_its_loop_only_to_be_closed(agent: FakeAgent, aconnect: Connect) -> None:
+    async def start() -> AsyncCommunicator:
+        return await aconnect()
+
+    comm = asyncio.run(start())
+    with pytest.raises(ClosedError, match="loop of this communicator is closed"):
+        comm.barrier()
+    asyncio.run(comm.close())
+    agent.until(lambda: agent.count(Leave) == 1 and not agent.clients)
+
+
+def test_calls_may_be_started_between_two_runs_of_the_loop(agent: FakeAgent, aconnect: Connect) -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        comm = loop.run_until_complete(_awaited(aconnect()))
+        work = comm.all_reduce(np.full(LARGE, 2.0))
+        assert loop.run_until_complete(work.wait())[0] == 2.0
+        loop.run_until_complete(comm.close())
+    finally:
+        loop.close()
+
+
+async def _awaited(connecting: Connecting) -> AsyncCommunicator:
+    return await connecting

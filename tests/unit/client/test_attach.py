@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import secrets
 import socket
 import sys
@@ -273,11 +274,47 @@ def test_a_private_agent_inherits_no_descriptors(starts: Callable[[int, str], Pa
     assert log.with_name("starts.fds").read_text().strip() == "['0', '1', '2', '3', '4']"
 
 
+def test_a_descriptor_above_the_limit_does_not_keep_the_private_agent_from_starting(
+    starts: Callable[[int, str], Path], job: str
+) -> None:
+    log = starts(1, STARTER.format(path=str(TEST_AGENT)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    high = os.dup2(0, 200, inheritable=True)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, hard))
+    try:
+        with connect(job=job, rank=0, size=1) as comm:
+            comm.barrier()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(high)
+    assert log.read_text() == "x"
+
+
 def test_what_the_private_agent_says_is_raised(starts: Callable[[int, str], Path], job: str) -> None:
     error = list(to_wire(AuthenticationError("no secret", hint="set ALLREDUCED_SECRET or ALLREDUCED_INSECURE=1")))
     starts(1, f"import os\nos.write(3, {json.dumps({'error': error}).encode()!r} + b'\\n')\n")
     with pytest.raises(AuthenticationError, match=r"no secret.*ALLREDUCED_SECRET"):
         connect(job=job, rank=0, size=1)
+
+
+ORPHAN = """
+import os
+ready, tell = os.pipe()
+if os.fork():
+    os.read(ready, 1)
+    os.write(3, {error!r} + b'\\n')
+    os._exit(1)
+os.dup2(tell, 3)
+"""
+"""Another agent, which listens just before this one fails. Whoever looks whether it does counts as a rank."""
+
+
+def test_an_agent_whose_starter_was_killed_is_used(starts: Callable[[int, str], Path], job: str) -> None:
+    error = json.dumps({"error": list(to_wire(ConfigError("an agent listens there already")))}).encode()
+    log = starts(2, ORPHAN.format(error=error) + STARTER.format(path=str(TEST_AGENT)))
+    with connect(job=job, rank=0, size=1) as comm:
+        assert comm.all_reduce(np.ones(2)).tolist() == [1.0, 1.0]
+    assert log.read_text() == "x"
 
 
 def test_a_private_agent_that_fails_is_tried_again_but_not_for_ever(

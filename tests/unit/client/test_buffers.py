@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import errno
 import itertools
+import mmap
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from allreduced.client.buffers import (
@@ -17,7 +22,18 @@ from allreduced.client.buffers import (
     Pool,
     block_class,
 )
-from allreduced.core.errors import ProtocolError
+from allreduced.client.operation import Part, signature
+from allreduced.client.staging import pieces
+from allreduced.core.dtypes import parse_dtype
+from allreduced.core.errors import LimitExceeded, ProtocolError
+from allreduced.core.reductions import Reduction
+from allreduced.protocol.framing import MessageReader
+from allreduced.protocol.local import CHUNK, MAX_MESSAGE, ReleaseArena, Upload, decode_to_agent
+
+if TYPE_CHECKING:
+    from tests.unit.client.conftest import FakeAgent
+
+    from allreduced.client import Communicator
 
 
 def mapping(arena: int, nbytes: int, *, writable: bool = True) -> Mapping:
@@ -122,6 +138,78 @@ def test_memory_that_is_too_short_is_refused_and_closed() -> None:
         Mapping(1, descriptor, 4096, writable=True)
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(descriptor)
+
+
+class NoDescriptors:
+    """In the place of the module mmap: this process may have no more descriptors."""
+
+    PROT_READ, PROT_WRITE, MAP_SHARED, MAP_POPULATE = (
+        mmap.PROT_READ,
+        mmap.PROT_WRITE,
+        mmap.MAP_SHARED,
+        mmap.MAP_POPULATE,
+    )
+
+    @staticmethod
+    def mmap(*_arguments: object) -> object:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_a_process_without_descriptors_is_told_what_to_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptor = os.memfd_create("test")
+    os.truncate(descriptor, 4096)
+    monkeypatch.setattr("allreduced.client.buffers.mmap", NoDescriptors)
+    with pytest.raises(LimitExceeded, match=r"cannot map 4096 bytes.*Too many open files .*ulimit -n"):
+        Mapping(1, descriptor, 4096, writable=True)
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(descriptor)
+
+
+def test_tensors_travel_in_messages_where_memory_cannot_be_mapped(
+    agent: FakeAgent, comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.hold = True
+    x = np.arange(100_000.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("allreduced.client.buffers.mmap", NoDescriptors)
+        work = comm.all_reduce(x, name="x", async_op=True)
+        with pytest.raises(LimitExceeded, match="Too many open files"):
+            comm.empty(x.shape)
+    agent.until(lambda: agent.count(Upload) == 1 and agent.count(ReleaseArena) == 2)
+    agent.complete("x")
+    np.testing.assert_array_equal(work.wait(), x)
+    assert comm.empty(x.shape).shape == x.shape
+
+
+@pytest.mark.parametrize("layout", ["C", "F", "strided", "rows"])
+@pytest.mark.parametrize("dtype", ["uint8", "complex128"])
+def test_pieces_are_the_elements_in_their_order(layout: str, dtype: str) -> None:
+    x = np.arange(3 * 5 * 200_000).reshape(3, 5, 200_000).astype(dtype)
+    given = {"C": x, "F": x.T, "strided": x[:, ::2, ::-3], "rows": x.reshape(-1, 6).T[:4]}[layout]
+    told = _told(given, np.ones(3, dtype), np.ones(0, dtype))
+    assert all(len(piece) <= CHUNK for piece in told)
+    assert b"".join(told) == given.tobytes() + np.ones(3, dtype).tobytes()
+
+
+def test_pieces_of_a_tensor_larger_than_memory_are_made_one_by_one() -> None:
+    first = next(_uploads(np.broadcast_to(np.float64(1.5), (1 << 20, 1 << 30))))
+    assert first == np.full(CHUNK // 8, 1.5).tobytes()
+
+
+def _told(*sources: npt.NDArray[np.generic]) -> list[bytes]:
+    return list(_uploads(*sources))
+
+
+def _uploads(*sources: npt.NDArray[np.generic]) -> Iterator[bytes]:
+    count = sum(source.size for source in sources)
+    dtype = parse_dtype(sources[0].dtype.name)
+    part = Part(signature("all_reduce_many", dtype, Reduction.SUM, "", count, -1), "", sources, ())
+    reader = MessageReader(MAX_MESSAGE)
+    for message in pieces(part):
+        for body in reader.feed(message):
+            upload = decode_to_agent(body)
+            assert isinstance(upload, Upload)
+            yield upload.data
 
 
 def test_a_pool_finds_what_lies_in_its_arenas() -> None:

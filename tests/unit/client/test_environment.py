@@ -264,3 +264,19 @@ def test_the_launcher_is_found_behind_a_shell() -> None:
     )
     assert direct.stdout.strip() == wrapped.stdout.strip() == process_identity(os.getpid())
     assert launcher_identity(()) == process_identity(os.getppid())
+
+
+@pytest.mark.parametrize(
+    "environ", [{**TORCHRUN, "TORCHELASTIC_RUN_ID": "j\udcff"}, {**OMPI, "PMIX_NAMESPACE": "j\udcff"}]
+)
+def test_a_job_id_that_is_no_text_is_an_error_of_the_settings(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"the job id '.*j.udcff.*' is no UTF-8 .launcher: ") as caught:
+        launch(environ)
+    assert caught.value.path == "job"
+
+
+@pytest.mark.parametrize("job", ["", "x" * 257, "ü" * 129])
+def test_the_length_of_a_job_id_is_bounded_in_bytes(job: str) -> None:
+    with pytest.raises(ConfigError, match="must have 1 to 256 bytes"):
+        launch(OMPI, job=job)
+    assert launch(OMPI, job="ü" * 128).job == "ü" * 128

@@ -97,6 +97,12 @@ def test_what_is_no_tensor_is_refused_with_what_to_do(comm: Communicator, value:
     assert comm.all_reduce(GRID)[2, 3] == 11
 
 
+@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="NumPy 2 brings them")
+def test_texts_of_any_length_are_refused(comm: Communicator) -> None:
+    with pytest.raises(InvalidArgument, match=r"dtype 'StringDType.*' is not supported"):
+        comm.all_reduce(np.array(["ab"], np.dtypes.StringDType()))
+
+
 def test_a_released_memoryview_is_refused(comm: Communicator) -> None:
     view = memoryview(bytearray(8))
     view.release()

@@ -65,8 +65,12 @@ def mismatch(operation: Operation, fingerprints: Sequence[tuple[int, Fingerprint
         f"{_FIELD_NAMES.get(field, f'the {field}')} is {given}",
         field=field,
         by_rank=by_rank,
-        hint=f"give {field} the same value on all ranks, or give different operations different names",
+        hint=f"{_same(field)} on all ranks, or give different operations different names",
     )
+
+
+def _same(field: str) -> str:
+    return "call the same collective" if field == "kind" else f"give {field} the same value"
 
 
 def deadline(operation: Operation, waited: float, late_nodes: Sequence[str]) -> DeadlineExceeded:
