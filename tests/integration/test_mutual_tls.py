@@ -190,12 +190,15 @@ async def recording(address: str) -> AsyncIterator[tuple[str, list[bytearray]]]:
             writer.close()
 
         async def forth() -> None:
-            while data := await reader.read(65536):
-                bytes_of.extend(data)
-                other.write(data)
-            other.close()
+            try:
+                while data := await reader.read(65536):
+                    bytes_of.extend(data)
+                    other.write(data)
+            finally:
+                other.write_eof()  # closed with something unread it would be reset, and the agent would say so instead
 
         await asyncio.gather(back(), forth(), return_exceptions=True)
+        other.close()
 
     server = await asyncio.start_server(relay, "127.0.0.1", 0)
     try:
