@@ -20,13 +20,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from allreduced.cli.job import Job, agent_command, agent_environment, node_name, rank_environment
 from allreduced.cli.output import Streams
 from allreduced.cli.processes import (
     FORWARDED,
+    await_end,
     become_subreaper,
     describe_end,
     die_with_parent,
@@ -37,6 +38,9 @@ from allreduced.cli.processes import (
 
 READY_TIMEOUT = 60.0
 """Seconds that an agent may take from its start to its ready line."""
+
+CAUSE_SECONDS = 1.0
+"""Seconds that a process may take to end of which another one has failed; only the memory of it has to be freed."""
 
 FRONT_IS_GONE = 128 + signal.SIGKILL
 OUTPUT_IS_GONE = 128 + signal.SIGPIPE
@@ -211,7 +215,16 @@ class Supervisor:
         self._reap()
 
     def _reap(self) -> None:
-        ended: list[tuple[_Child, int]] = []
+        ended = list(self._collect())
+        if not self._failed and any(child.rank >= 0 and wait_status for child, wait_status in ended):
+            await_end(self._children, CAUSE_SECONDS)
+            ended += self._collect()
+        # Causes before effects: when an agent dies its ranks fail of it, and when a rank is killed the others do.
+        for child, wait_status in sorted(ended, key=lambda item: (item[0].rank >= 0, not os.WIFSIGNALED(item[1]))):
+            self._on_end(child, wait_status)
+
+    def _collect(self) -> Iterator[tuple[_Child, int]]:
+        """Yield the children that have ended, with their status for ``waitpid``."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, wait_status = os.waitpid(-1, os.WNOHANG)
@@ -220,10 +233,7 @@ class Supervisor:
                 child = self._children.pop(pid, None)
                 if child is not None:  # else an orphan that we inherited
                     child.process.returncode = os.waitstatus_to_exitcode(wait_status)
-                    ended.append((child, wait_status))
-        # Causes before effects: when an agent dies its ranks fail of it, and when a rank is killed the others do.
-        for child, wait_status in sorted(ended, key=lambda item: (item[0].rank >= 0, not os.WIFSIGNALED(item[1]))):
-            self._on_end(child, wait_status)
+                    yield child, wait_status
 
     def _on_end(self, child: _Child, wait_status: int) -> None:
         if child.rank < 0 and child.node in self._unready:
