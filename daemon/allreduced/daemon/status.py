@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 from allreduced.daemon.ports import ReachablePeer
 from allreduced.daemon.reach import longest
 from allreduced.protocol.peer import Frame, Status, StatusFrame, StatusRequest
-from allreduced.protocol.status import AgentReport, ReachReport, UnansweredReport, fit
+from allreduced.protocol.status import AgentReport, ReachReport, UnansweredReport, fit, later
 
 logger = logging.getLogger("allreduced.status")
 
@@ -47,7 +47,10 @@ def status_wait(failure_timeout: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was found out. ``reports``: the own one first. ``unanswered``: agents that did not report, and why."""
+    """What was found out. ``reports``: the own one first. ``unanswered``: agents that did not report, and why.
+
+    What the reports say of calls is true of the moment of the answer, whenever each of them was made.
+    """
 
     reports: tuple[AgentReport, ...]
     unanswered: tuple[UnansweredReport, ...]
@@ -80,7 +83,10 @@ class _Inquiry:
     waiting: set[str]
     answered: Answered
     timer: asyncio.TimerHandle
-    reports: list[AgentReport] = field(default_factory=list)
+    made: float
+    """When the own report was made, by the clock of the loop."""
+    reports: list[tuple[float, AgentReport]] = field(default_factory=list)
+    """When the reports of others came, and these."""
     unasked: list[str] = field(default_factory=list)
     """Agents that are asked when the one before has answered."""
 
@@ -118,8 +124,9 @@ class StatusService:
         self._number += 1
         number = self._number
         wait = probe_wait(self._wait, len(nodes), probe) if probe else self._wait
-        timer = asyncio.get_running_loop().call_later(wait, self._finish, number)
-        inquiry = _Inquiry(own, uid, probe, wait, nodes, answered, timer)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(wait, self._finish, number)
+        inquiry = _Inquiry(own, uid, probe, wait, nodes, answered, timer, loop.time())
         self._inquiries[number] = inquiry
         if probe:
             inquiry.waiting.add(own.node)
@@ -145,7 +152,7 @@ class StatusService:
         inquiry = self._inquiries.get(frame.request)
         if inquiry is None or node not in inquiry.waiting or frame.report.node != node:
             return
-        inquiry.reports.append(frame.report)
+        inquiry.reports.append((asyncio.get_running_loop().time(), frame.report))
         self._answered(frame.request, inquiry, node)
 
     def close(self) -> None:
@@ -192,7 +199,9 @@ class StatusService:
     def _finish(self, number: int) -> None:
         inquiry = self._inquiries.pop(number)
         inquiry.timer.cancel()
-        reports = [inquiry.own, *sorted(inquiry.reports, key=lambda report: report.node)]
+        now = asyncio.get_running_loop().time()
+        told = [(inquiry.made, inquiry.own), *sorted(inquiry.reports, key=lambda told: told[1].node)]
+        reports = [later(report, now - at) for at, report in told]
         waiting = inquiry.waiting - {inquiry.own.node}
         inquiry.answered(Answer(tuple(reports), self._unanswered(reports, waiting, inquiry.wait)))
 
