@@ -164,7 +164,7 @@ def test_an_agent_that_hung_and_goes_on_has_the_rank_free(
         try:
             with pytest.raises(AgentUnavailable, match="did not answer, long after the deadline"):
                 comm.all_reduce(np.ones(5000), deadline=0.1)
-            with pytest.raises(AgentUnavailable, match=r"did not come back within 0\.\d+ s: .* does not answer"):
+            with pytest.raises(AgentUnavailable, match=r"did not come back within 0(\.\d+)? s: .* does not answer"):
                 comm.all_reduce(np.ones(5000), deadline=0.1)
         finally:
             agent.process.send_signal(signal.SIGCONT)

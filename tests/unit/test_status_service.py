@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.support.peer_nodes import virtually
 from tests.support.reports import GATHERING, agent, group_at, operation
 
 from allreduced.core.limits import MAX_SECONDS
@@ -73,18 +72,18 @@ async def test_answers_are_told_as_soon_as_all_are_there() -> None:
     assert answers[0].unanswered == ()
 
 
-@virtually
 async def test_reports_that_were_made_one_after_the_other_tell_of_the_moment_of_the_answer() -> None:
     answers: list[Answer] = []
     peers = Peers("b", "c")
     first, never = operation((0, 1.0), missing=(1, 2, 3)), operation(missing=(0, 1, 2, 3))
     own = replace(agent("a", group_at("a", first, never)), gatherings=(GATHERING,))
-    service = StatusService(lambda uid: own, peers, wait=1000.0)
+    now = [100.0]
+    service = StatusService(lambda uid: own, peers, wait=1000.0, clock=lambda: now[0])
     service.ask(7, answers.append, others=True)
-    await asyncio.sleep(2.0)
+    now[0] += 2.0
     endless = replace(operation((2, 2.5), missing=(3,)), deadline=MAX_SECONDS)
     service.frame_arrived("b", Status(1, agent("b", group_at("b", endless))))
-    await asyncio.sleep(0.25)
+    now[0] += 0.25
     service.frame_arrived("c", Status(1, agent("c", group_at("b", replace(first, deadline=0.125)))))
     [answer] = answers
     told = [operation for report in answer.reports for group in report.groups for operation in group.operations]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
@@ -84,7 +85,7 @@ class _Inquiry:
     answered: Answered
     timer: asyncio.TimerHandle
     made: float
-    """When the own report was made, by the clock of the loop."""
+    """When the own report was made."""
     reports: list[tuple[float, AgentReport]] = field(default_factory=list)
     """When the reports of others came, and these."""
     unasked: list[str] = field(default_factory=list)
@@ -99,12 +100,19 @@ class StatusService:
     """
 
     def __init__(
-        self, report: Callable[[int], AgentReport], peers: StatusPeers, *, wait: float, probe: Probe | None = None
+        self,
+        report: Callable[[int], AgentReport],
+        peers: StatusPeers,
+        *,
+        wait: float,
+        probe: Probe | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._report = report
         self._peers = peers
         self._wait = wait
         self._probe = probe
+        self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._inquiries: dict[int, _Inquiry] = {}
         self._number = 0
@@ -124,9 +132,8 @@ class StatusService:
         self._number += 1
         number = self._number
         wait = probe_wait(self._wait, len(nodes), probe) if probe else self._wait
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(wait, self._finish, number)
-        inquiry = _Inquiry(own, uid, probe, wait, nodes, answered, timer, loop.time())
+        timer = asyncio.get_running_loop().call_later(wait, self._finish, number)
+        inquiry = _Inquiry(own, uid, probe, wait, nodes, answered, timer, self._clock())
         self._inquiries[number] = inquiry
         if probe:
             inquiry.waiting.add(own.node)
@@ -152,7 +159,7 @@ class StatusService:
         inquiry = self._inquiries.get(frame.request)
         if inquiry is None or node not in inquiry.waiting or frame.report.node != node:
             return
-        inquiry.reports.append((asyncio.get_running_loop().time(), frame.report))
+        inquiry.reports.append((self._clock(), frame.report))
         self._answered(frame.request, inquiry, node)
 
     def close(self) -> None:
@@ -199,7 +206,7 @@ class StatusService:
     def _finish(self, number: int) -> None:
         inquiry = self._inquiries.pop(number)
         inquiry.timer.cancel()
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         told = [(inquiry.made, inquiry.own), *sorted(inquiry.reports, key=lambda told: told[1].node)]
         reports = [later(report, now - at) for at, report in told]
         waiting = inquiry.waiting - {inquiry.own.node}
