@@ -17,19 +17,25 @@ from pathlib import Path
 import pytest
 
 from allreduced.cli.processes import await_end, descendants
+from allreduced.cli.supervisor import STARTING_PER_CORE
 
 AGENT = """
-import argparse, json, os, signal, socket, sys
+import argparse, json, os, pathlib, signal, socket, sys, time
 parser = argparse.ArgumentParser()
 for option in ("--socket", "--node", "--listen", "--ready-fd", "--join"):
     parser.add_argument(option)
 parser.add_argument("--refuse", action="store_true")
 parser.add_argument("--mute", action="store_true")
 parser.add_argument("--hold")
+parser.add_argument("--gate", type=pathlib.Path)
 arguments = parser.parse_args()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 if arguments.mute:
     sys.exit(3)
+if arguments.gate:
+    (arguments.gate / arguments.node).touch()
+    while not (arguments.gate / f"{arguments.node}-open").exists():
+        time.sleep(0.01)
 if arguments.hold:
     door = socket.socket(socket.AF_UNIX)
     door.bind("\\0" + arguments.hold)
@@ -177,6 +183,23 @@ def test_an_agent_that_dies_before_it_is_ready_ends_the_job(start: Start) -> Non
     status, out, err = ended(start("echo", "never", agent_arguments=["--mute"]))
     assert (status, out) == (3, b"")
     assert err == b"allreduced: error: agent node0 exited with status 3; the job was stopped\n"
+
+
+def test_many_agents_start_a_few_at_a_time(start: Start, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    at_once = STARTING_PER_CORE * len(os.sched_getaffinity(0))
+    nodes = at_once + 3
+    process = start("true", nodes=nodes, agent_arguments=["--gate", str(gate)])
+    ready = set[str]()
+    while len(ready) < nodes:
+        starting = {path.name for path in gate.iterdir() if not path.name.endswith("-open")} - ready
+        most = min(at_once, nodes - len(ready)) if ready else 1
+        assert len(starting) <= most
+        if len(starting) == most:
+            ready.add(first := min(starting))
+            (gate / f"{first}-open").touch()
+    assert ended(process) == (0, b"", b"")
 
 
 def test_an_agent_that_is_killed_ends_the_job(start: Start) -> None:

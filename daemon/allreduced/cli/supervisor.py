@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,7 +38,10 @@ from allreduced.cli.processes import (
 )
 
 READY_TIMEOUT = 60.0
-"""Seconds that an agent may take from its start to its ready line."""
+"""Seconds that agents may take from their start to the next ready line."""
+
+STARTING_PER_CORE = 2
+"""How many agents start at once: many more would all be slow, and none be ready in time."""
 
 CAUSE_SECONDS = 1.0
 """Seconds that a process may take to end of which another one has failed; only the memory of it has to be freed."""
@@ -81,6 +85,8 @@ class Supervisor:
         self._phase = Phase.FIRST_AGENT
         self._children: dict[int, _Child] = {}
         self._unready: dict[int, int] = {}  # node to the descriptor of its ready line
+        self._unstarted = deque(range(1, job.nodes))
+        self._join = ""
         self._words: dict[int, bytes] = {}
         self._agents_ready = 0
         self._status = 0
@@ -95,7 +101,7 @@ class Supervisor:
         """Run the job to its end and return its exit status. No process of it is left then."""
         self._watch()
         try:
-            self._start_agent(0, join="")
+            self._start_agent(0)
             while self._phase is not Phase.DONE:
                 self._turn()
         finally:
@@ -108,9 +114,14 @@ class Supervisor:
 
     # Starting
 
-    def _start_agent(self, node: int, join: str) -> None:
+    def _start_more_agents(self) -> None:
+        at_once = STARTING_PER_CORE * len(os.sched_getaffinity(0))
+        while self._unstarted and len(self._unready) < at_once:
+            self._start_agent(self._unstarted.popleft())
+
+    def _start_agent(self, node: int) -> None:
         reader, writer = os.pipe()
-        command = agent_command(self._job, node, writer, join)
+        command = agent_command(self._job, node, writer, self._join)
         environment = agent_environment(self._job, self._secret, self._environment)
         try:
             self._start(command, environment, node, keep=(writer,))
@@ -277,8 +288,9 @@ class Supervisor:
             return
         if self._phase is Phase.FIRST_AGENT:
             self._phase = Phase.OTHER_AGENTS
-            for other in range(1, self._job.nodes):
-                self._start_agent(other, join=str(said["listen"]).removeprefix("tcp://"))
+            self._join = str(said["listen"]).removeprefix("tcp://")
+        self._timer = time.monotonic() + READY_TIMEOUT
+        self._start_more_agents()
         if self._agents_ready == self._job.nodes:
             self._start_ranks()
 
