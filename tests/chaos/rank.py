@@ -26,6 +26,9 @@ from allreduced.client import connect
 from allreduced.client.communicator import Communicator
 from allreduced.core.errors import AgentUnavailable, AllReducedError, to_wire
 
+FORM_SECONDS = 60.0
+"""For the others to come, which may have to start first; calls have a deadline of their own."""
+
 
 class Orders:
     """Lines on standard input."""
@@ -110,7 +113,7 @@ def run(order: Mapping[str, object], orders: Orders) -> None:
             local_rank=0,
             local_size=1,
             socket=str(order["socket"]),
-            deadline=float(str(order["deadline"])),
+            deadline=FORM_SECONDS,
             default_deadline=float(str(order["deadline"])),
         ) as comm:
             tell("formed", job=job)

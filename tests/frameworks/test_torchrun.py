@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.integration.agents import reserved_port
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="PyTorch is not installed; `make test-frameworks` installs it"
@@ -50,7 +51,8 @@ def _of_job(mark: Path) -> list[psutil.Process]:
 
 def _torchrun(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # Without an address torchrun looks up the name of this machine, which takes minutes where no name service answers.
-    options = ["--local-addr", "127.0.0.1", *arguments]
+    with reserved_port() as port:  # else it is always the same one, which another run may have
+        options = ["--local-addr", "127.0.0.1", "--master-port", str(port), *arguments]
     command = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ALLREDUCED_")}
     environment["TEST_MARK"] = str(script)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -148,6 +150,20 @@ def _end_hung(process: Process) -> int:
     except subprocess.TimeoutExpired:  # it hangs in the kernel, or runs without the fault handler
         process.kill()
         return process.wait(STOP_SECONDS)
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """Yield a TCP port of the loopback interface that is nobody else's meanwhile.
+
+    It is bound here and not listened at, so that connections are refused, the kernel gives it to nobody who asks for
+    any port, and an agent may still listen there, for it sets SO_REUSEADDR too.
+    """
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port: int = reserved.getsockname()[1]
+        yield port
 
 
 def complaints(log: str) -> list[str]:

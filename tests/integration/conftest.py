@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import tempfile
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.agents import AgentProcess, StartAgent, end_processes, start_process
+from tests.integration.agents import AgentProcess, StartAgent, end_processes, reserved_port, start_process
 
 
 @pytest.fixture
@@ -34,9 +33,7 @@ def start_agent() -> Iterator[StartAgent]:
 
 
 @pytest.fixture
-def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+def free_port() -> Iterator[int]:
+    """Return a TCP port of the loopback interface that stays the test's own, and refuses until an agent listens."""
+    with reserved_port() as port:
+        yield port

@@ -105,7 +105,7 @@ async def test_two_jobs_and_two_groups_at_once_do_not_mix(start_agent: StartAgen
 
 
 async def test_a_killed_agent_is_an_error_everywhere_in_bounded_time(start_agent: StartAgent) -> None:
-    agents = three_agents(start_agent, ALLREDUCED_FAILURE_FAILURE_TIMEOUT="1.0")
+    agents = three_agents(start_agent, ALLREDUCED_FAILURE_FAILURE_TIMEOUT="3.0")
     async with asyncio.timeout(BOUND), group(agents, 3) as ranks:
         # Rank 2 submits nothing, so the others are in the middle of the operation.
         waiting = [asyncio.ensure_future(rank.all_reduce(np.ones(500_000, "float32"))) for rank in ranks[:2]]
@@ -123,7 +123,7 @@ async def test_a_killed_agent_is_an_error_everywhere_in_bounded_time(start_agent
 
 
 async def test_a_frozen_agent_is_lost_after_the_failure_timeout(start_agent: StartAgent) -> None:
-    agents = three_agents(start_agent, ALLREDUCED_FAILURE_FAILURE_TIMEOUT="1.0")
+    agents = three_agents(start_agent, ALLREDUCED_FAILURE_FAILURE_TIMEOUT="3.0")
     async with asyncio.timeout(BOUND), group(agents, 3) as ranks:
         waiting = [asyncio.ensure_future(rank.all_reduce(np.ones(500_000, "float32"))) for rank in ranks[:2]]
         agents[2].process.send_signal(signal.SIGSTOP)
@@ -197,7 +197,7 @@ async def test_gathering_errors_reach_the_caller(start_agent: StartAgent) -> Non
     agents = three_agents(start_agent)
     async with asyncio.timeout(BOUND):
         with pytest.raises(DeadlineExceeded) as late:
-            await join(agents[0], 0, 3, "late", deadline=0.3)
+            await join(agents[0], 0, 3, "late", deadline=3.0)
         assert late.value.missing == (1, 2)
         sizes = await asyncio.gather(
             join(agents[0], 0, 3, "sizes"), join(agents[1], 1, 4, "sizes"), return_exceptions=True

@@ -41,9 +41,9 @@ def examined(*arguments: str) -> tuple[int, dict[str, str], Mapping[str, Mapping
     return done.returncode, levels, ways
 
 
-def two_agents(start_agent: StartAgent) -> tuple[AgentProcess, AgentProcess]:
-    first = start_agent("a", *LOOPBACK)
-    return first, start_agent("b", *LOOPBACK, "--join", first.listen.removeprefix("tcp://"))
+def two_agents(start_agent: StartAgent, **environment: str) -> tuple[AgentProcess, AgentProcess]:
+    first = start_agent("a", *LOOPBACK, **environment)
+    return first, start_agent("b", *LOOPBACK, "--join", first.listen.removeprefix("tcp://"), **environment)
 
 
 def test_who_reaches_whom_is_told_both_ways_and_measured(start_agent: StartAgent) -> None:
@@ -63,7 +63,8 @@ def test_who_reaches_whom_is_told_both_ways_and_measured(start_agent: StartAgent
 
 
 def test_a_stopped_agent_is_silent_and_not_waited_for_long(start_agent: StartAgent) -> None:
-    a, b = two_agents(start_agent)
+    # It must still be held to live when it is asked, however slowly the command starts.
+    a, b = two_agents(start_agent, ALLREDUCED_FAILURE_FAILURE_TIMEOUT="100")
     b.process.send_signal(signal.SIGSTOP)
     try:
         status, levels, ways = examined("--socket", a.socket)

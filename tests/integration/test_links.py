@@ -173,7 +173,7 @@ async def test_an_agent_whose_address_refuses_connections_is_lost_at_once(start_
 async def test_an_agent_behind_a_black_hole_is_lost_after_the_failure_timeout_and_learns_so_itself(
     start_agent: StartAgent,
 ) -> None:
-    with proxied(start_agent, 3, "1.0") as (network, agents):
+    with proxied(start_agent, 3, "3.0") as (network, agents):
         async with asyncio.timeout(BOUND), group(agents, 3) as ranks:
             waiting = await in_flight(ranks)
             for other in (0, 1):
@@ -212,7 +212,7 @@ async def until_logged(agent: AgentProcess, text: str, times: int = 1) -> None:
 
 
 async def test_an_agent_that_was_stopped_charges_nobody_for_it(start_agent: StartAgent) -> None:
-    settings = {"ALLREDUCED_FAILURE_FAILURE_TIMEOUT": "0.5", "ALLREDUCED_AGENT_LOG_LEVEL": "info"}
+    settings = {"ALLREDUCED_FAILURE_FAILURE_TIMEOUT": "2.0", "ALLREDUCED_AGENT_LOG_LEVEL": "info"}
     first = start_agent("a", "--listen", "tcp://127.0.0.1:0", **settings)
     second = start_agent("b", "--listen", "tcp://127.0.0.1:0", "--peer", f"a={first.listen}", **settings)
     for agent in (first, second):

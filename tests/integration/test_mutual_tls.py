@@ -178,30 +178,40 @@ async def recording(address: str) -> AsyncIterator[tuple[str, list[bytearray]]]:
     """Relay connections to an agent: yield where, and what each dialler sent."""
     host, port = address.removeprefix("tcp://").split(":")
     recorded: list[bytearray] = []
+    relays: list[asyncio.Task[None] | None] = []
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        relays.append(asyncio.current_task())
         bytes_of = bytearray()
         recorded.append(bytes_of)
         other_reader, other = await asyncio.open_connection(host, int(port))
 
+        # Closed with something unread a side would be reset, and the agent would say so instead of what it is to say.
         async def back() -> None:
-            while data := await other_reader.read(65536):
-                writer.write(data)
-            writer.close()
+            try:
+                while data := await other_reader.read(65536):
+                    writer.write(data)
+            finally:
+                writer.write_eof()
 
         async def forth() -> None:
-            while data := await reader.read(65536):
-                bytes_of.extend(data)
-                other.write(data)
-            other.close()
+            try:
+                while data := await reader.read(65536):
+                    bytes_of.extend(data)
+                    other.write(data)
+            finally:
+                other.write_eof()
 
         await asyncio.gather(back(), forth(), return_exceptions=True)
+        for end in (writer, other):
+            end.close()
 
     server = await asyncio.start_server(relay, "127.0.0.1", 0)
     try:
         yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", recorded
     finally:
         server.close()
+        await asyncio.gather(*filter(None, relays))
         await server.wait_closed()
 
 

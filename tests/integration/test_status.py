@@ -89,7 +89,8 @@ async def test_a_rank_that_never_called_is_named_by_every_agent(start_agent: Sta
     a, b = two_agents(start_agent)
     async with asyncio.timeout(BOUND), ranks_on(a, b) as ranks:
         works = [asyncio.ensure_future(ranks[1].all_reduce(np.ones((3, 4), "float32"), name="w"))]
-        await shows(a, arrived(1))
+        # Reports of two agents are put together: what is a good while apart is told in its order.
+        await shows(a, lambda view: arrived(1)(view) and only_operation(view).age > 0.5)
         works += [
             asyncio.ensure_future(ranks[rank].all_reduce(np.ones((3, 4), "float32"), name="w")) for rank in (0, 2)
         ]

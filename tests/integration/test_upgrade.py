@@ -8,14 +8,13 @@ import json
 import os
 import shutil
 import site
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.agents import AgentProcess, StartAgent
+from tests.integration.agents import AgentProcess, StartAgent, reserved_port
 
 REPOSITORY = Path(__file__).parents[2]
 ROOTS = ("core", "transports", "client", "daemon")
@@ -48,14 +47,6 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def path_of(folder: Path) -> str:
     return ":".join([*(str(folder / root) for root in ROOTS), *site.getsitepackages()])
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 class Node:
@@ -132,9 +123,13 @@ def measured(node: Node) -> dict[tuple[str, str], bool]:
 def test_agents_are_upgraded_one_at_a_time_under_a_running_job(
     start_agent: StartAgent, tmp_path: Path, previous: str
 ) -> None:
-    one, two = free_ports(2)
-    a = Node("a", start_agent, tmp_path, one, "b", two)
-    b = Node("b", start_agent, tmp_path, two, "a", one)
+    with reserved_port() as one, reserved_port() as two:
+        a = Node("a", start_agent, tmp_path, one, "b", two)
+        b = Node("b", start_agent, tmp_path, two, "a", one)
+        upgrade(a, b, previous)
+
+
+def upgrade(a: Node, b: Node, previous: str) -> None:
     a.run(previous)
     b.run(previous)
     # The client of rank 0 is of this version, that of rank 1 of the one before: all four pairs come about.

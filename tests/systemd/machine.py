@@ -73,11 +73,11 @@ class Machine:
         return self.run("systemctl", "show", "--value", "-p", name, unit).strip()
 
     def until(self, unit: str, name: str, *wanted: str) -> str:
-        """Wait until a property of a unit contains one of these texts, and return it."""
+        """Wait until a property of a unit begins with one of these texts, and return it."""
         end = time.monotonic() + BOUND
         while True:
             value = self.show(unit, name)
-            if any(text in value for text in wanted):
+            if value.startswith(wanted):  # not only contains: "inactive" is not "active"
                 return value
             if time.monotonic() > end:
                 raise AssertionError(f"{name} of {unit} is {value!r}, not {wanted}\n{self.journal(unit)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import select
 import signal
 import subprocess
@@ -18,20 +19,31 @@ import pytest
 
 from allreduced.cli.front import run_job
 from allreduced.cli.job import Job
-from allreduced.cli.processes import descendants
+from allreduced.cli.processes import await_end, descendants
+from allreduced.cli.supervisor import STARTING_PER_CORE
 from allreduced.core.errors import ConfigError
 
 AGENT = """
-import argparse, json, os, signal, sys
+import argparse, json, os, pathlib, signal, socket, sys, time
 parser = argparse.ArgumentParser()
 for option in ("--socket", "--node", "--listen", "--ready-fd", "--join"):
     parser.add_argument(option)
 parser.add_argument("--refuse", action="store_true")
 parser.add_argument("--mute", action="store_true")
+parser.add_argument("--hold")
+parser.add_argument("--gate", type=pathlib.Path)
 arguments = parser.parse_args()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 if arguments.mute:
     sys.exit(3)
+if arguments.gate:
+    (arguments.gate / arguments.node).touch()
+    while not (arguments.gate / f"{arguments.node}-open").exists():
+        time.sleep(0.01)
+if arguments.hold:
+    door = socket.socket(socket.AF_UNIX)
+    door.bind("\\0" + arguments.hold)
+    door.listen()
 said = {"ready": True, "socket": arguments.socket, "listen": "tcp://127.0.0.1:1"}
 if arguments.refuse:
     said = {"error": ["config", "bad setting", "mend it", {}]}
@@ -209,6 +221,23 @@ def test_an_agent_that_dies_before_it_is_ready_ends_the_job(start: Start) -> Non
     assert err == b"allreduced: error: agent node0 exited with status 3; the job was stopped\n"
 
 
+def test_many_agents_start_a_few_at_a_time(start: Start, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    at_once = STARTING_PER_CORE * len(os.sched_getaffinity(0))
+    nodes = at_once + 3
+    process = start("true", nodes=nodes, agent_arguments=["--gate", str(gate)])
+    ready = set[str]()
+    while len(ready) < nodes:
+        starting = {path.name for path in gate.iterdir() if not path.name.endswith("-open")} - ready
+        most = min(at_once, nodes - len(ready)) if ready else 1
+        assert len(starting) <= most
+        if len(starting) == most:
+            ready.add(first := min(starting))
+            (gate / f"{first}-open").touch()
+    assert ended(process) == (0, b"", b"")
+
+
 def test_an_agent_that_is_killed_ends_the_job(start: Start) -> None:
     process = start("sh", "-c", "echo up; exec sleep 1000", nodes=2)
     await_lines(process, 2)
@@ -221,6 +250,48 @@ def test_an_agent_that_is_killed_ends_the_job(start: Start) -> None:
     status, _, err = ended(process)
     assert status == 137
     assert err == b"allreduced: error: agent node1 was killed by SIGKILL; the job was stopped\n"
+
+
+HANG_UP = """
+import os, socket
+s = socket.socket(socket.AF_UNIX)
+s.connect({!r})
+print("up", flush=True)
+try:
+    s.recv(1)
+finally:
+    os._exit(1)
+"""
+"""A rank that fails as soon as its agent has closed its connection."""
+
+
+def test_an_agent_that_is_killed_is_blamed_and_no_rank_that_fails_of_it_at_once(start: Start) -> None:
+    held = f"\0allreduced-test-{secrets.token_hex(8)}"
+    code = HANG_UP.format(held)
+    process = start(sys.executable, "-S", "-c", code, ranks_per_node=4, agent_arguments=["--hold", held[1:]])
+    await_lines(process, 4)
+    (agent,) = (
+        found.pid
+        for found in descendants(process.pid)
+        if b"--node\0node0" in Path(f"/proc/{found.pid}/cmdline").read_bytes()
+    )
+    os.kill(agent, signal.SIGKILL)
+    status, _, err = ended(process)
+    assert (status, err) == (137, b"allreduced: error: agent node0 was killed by SIGKILL; the job was stopped\n")
+
+
+def test_whoever_is_ending_can_be_collected_and_nobody_else_is_waited_for() -> None:
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as ending,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as living,
+    ):
+        ending.kill()
+        assert ending.stdout is not None
+        assert ending.stdout.read() == b""  # the kernel has closed what it had open
+        await_end([ending.pid, living.pid], 60.0)
+        assert os.waitid(os.P_PID, ending.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        assert os.waitid(os.P_PID, living.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        living.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -137,7 +137,7 @@ async def test_each_request_gets_its_status(request_: bytes, expected: int) -> N
 
 
 async def test_a_request_that_does_not_come_is_told_so_and_ended() -> None:
-    async with serving(QUICK) as (server, port):
+    async with serving(Limits(request_seconds=0.05)) as (server, port):
         assert await status(port, b"GET /x HT") == 408
         assert await status(port, b"") == 408
         await until(lambda: not server.connections)

@@ -144,9 +144,9 @@ async def test_auto_takes_tcp_where_packets_get_through_one_way_only() -> None:
 async def test_auto_takes_tcp_where_nothing_answers_by_rdma() -> None:
     fabric = FakeFabric()
     fabric.held = True
-    short = options("a", 1, handshake_timeout=0.4)
+    short = options("a", 1, handshake_timeout=2.0)
     async with rig(fabric, near=short, auto=True) as link:
-        assert link.near.fallback_reason == "127.0.0.1 did not answer by RDMA within 0.1 s"
+        assert link.near.fallback_reason == "127.0.0.1 did not answer by RDMA within 0.5 s"
         await _works(link)
 
 
@@ -373,7 +373,7 @@ async def test_a_listener_of_an_earlier_version_is_dialled_again_by_tcp(monkeypa
     listener = await TcpTransport().listen("tcp://127.0.0.1:0", accepted, options("b", 2))
     host_port = listener.address.partition("://")[2]
     events = Recorder()
-    short = _dialler(handshake_timeout=0.3)
+    short = _dialler(handshake_timeout=1.2)
     link = await AutoTransport(lambda: FakeVerbs(fabric)).connect(f"auto://{host_port}", events, short)
     assert link.fallback_reason == "the other end did not answer the offer of RDMA"
     await _close((link, events), await queue.get())

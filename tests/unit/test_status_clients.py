@@ -49,7 +49,7 @@ def service(plane: Plane, *nodes: str) -> tuple[StatusService, OnePeer, list[int
         uids.append(uid)
         return REPORT
 
-    made = StatusService(report, peers, wait=1000.0)
+    made = StatusService(report, peers, wait=1000.0, clock=lambda: 7.0)
     plane.server.use_status(made)
     return made, peers, uids
 
@@ -117,7 +117,9 @@ async def test_agents_dial_each_other_for_those_who_run_them_only(uid: int, prob
         return ()
 
     async with open_plane(access=Access(0, everybody=True)) as plane:
-        plane.server.use_status(StatusService(lambda uid: REPORT, OnePeer(), wait=1000.0, probe=probe))
+        plane.server.use_status(
+            StatusService(lambda uid: REPORT, OnePeer(), wait=1000.0, probe=probe, clock=lambda: 7.0)
+        )
         with as_user(uid):
             client = plane.connect()
         await client.hello()

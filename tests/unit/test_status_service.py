@@ -6,8 +6,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.support.reports import agent, group_at
+from tests.support.reports import GATHERING, agent, group_at, operation
 
+from allreduced.core.limits import MAX_SECONDS
 from allreduced.daemon.ports import ReachablePeer
 from allreduced.daemon.status import Answer, StatusService, probe_wait, status_wait
 from allreduced.protocol.peer import Frame, Status, StatusRequest
@@ -69,6 +70,30 @@ async def test_answers_are_told_as_soon_as_all_are_there() -> None:
     service.frame_arrived("b", Status(1, agent("b")))
     assert [nodes(answer) for answer in answers] == [["a", "b", "c"]]
     assert answers[0].unanswered == ()
+
+
+async def test_reports_that_were_made_one_after_the_other_tell_of_the_moment_of_the_answer() -> None:
+    answers: list[Answer] = []
+    peers = Peers("b", "c")
+    first, never = operation((0, 1.0), missing=(1, 2, 3)), operation(missing=(0, 1, 2, 3))
+    own = replace(agent("a", group_at("a", first, never)), gatherings=(GATHERING,))
+    now = [100.0]
+    service = StatusService(lambda uid: own, peers, wait=1000.0, clock=lambda: now[0])
+    service.ask(7, answers.append, others=True)
+    now[0] += 2.0
+    endless = replace(operation((2, 2.5), missing=(3,)), deadline=MAX_SECONDS)
+    service.frame_arrived("b", Status(1, agent("b", group_at("b", endless))))
+    now[0] += 0.25
+    service.frame_arrived("c", Status(1, agent("c", group_at("b", replace(first, deadline=0.125)))))
+    [answer] = answers
+    told = [operation for report in answer.reports for group in report.groups for operation in group.operations]
+    assert [operation.arrivals for operation in told] == [((0, 3.25),), (), ((2, 2.75),), ((0, 1.0),)]
+    assert [operation.age for operation in told] == [3.25, 0.0, 2.75, 1.0]
+    assert [operation.deadline for operation in told] == [
+        *(max(first.deadline - 2.25, 0.0), max(never.deadline - 2.25, 0.0), MAX_SECONDS, 0.125)
+    ]
+    [gathering] = answer.reports[0].gatherings
+    assert [claim.waits for claim in gathering.claims] == [GATHERING.claims[0].waits + 2.25]
 
 
 async def test_answers_that_nobody_waits_for_are_ignored() -> None:

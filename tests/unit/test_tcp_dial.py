@@ -88,17 +88,18 @@ async def test_a_data_flow_that_ends_ends_the_whole_attempt() -> None:
 async def test_a_host_refuses_only_where_all_of_its_addresses_do(
     order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        closed = sock.getsockname()
-    unreachable = ("255.255.255.255", 9)  # the system refuses to connect to it, not a machine
-    found: Places = ()
+    with socket.socket() as bound:  # which nobody else gets meanwhile, and nobody listens at
+        bound.bind(("127.0.0.1", 0))
+        closed = bound.getsockname()
+        unreachable = ("255.255.255.255", 9)  # the system refuses to connect to it, not a machine
+        found: Places = ()
 
-    async def look_up(host: str, port: int) -> Places:
-        return found
+        async def look_up(host: str, port: int) -> Places:
+            return found
 
-    monkeypatch.setattr("allreduced.transports.tcp.dial.look_up", look_up)
-    for targets, refusal in (((closed, closed), True), ((closed, unreachable), False)):
-        found = tuple((socket.AF_INET, targets[at]) for at in order)
-        with pytest.raises(AgentUnavailable) as caught:
-            await TcpTransport().connect("tcp://node:4123", Recorder(), _options())
-        assert is_refusal(caught.value) is refusal
+        monkeypatch.setattr("allreduced.transports.tcp.dial.look_up", look_up)
+        for targets, refusal in (((closed, closed), True), ((closed, unreachable), False)):
+            found = tuple((socket.AF_INET, targets[at]) for at in order)
+            with pytest.raises(AgentUnavailable) as caught:
+                await TcpTransport().connect("tcp://node:4123", Recorder(), _options())
+            assert is_refusal(caught.value) is refusal

@@ -143,7 +143,7 @@ async def test_the_oldest_unfinished_handshakes_make_room(caplog: pytest.LogCapt
 
 async def test_data_flows_that_never_come(caplog: pytest.LogCaptureFixture) -> None:
     a = SecretAuthenticator("a", 1, SECRET)
-    async with listening(handshake_timeout=0.5) as (listener, queue):
+    async with listening(handshake_timeout=2.0) as (listener, queue):
         handshake = a.dial(b"", 0, 2)
         control = await open_flow(listener.address, handshake)
         data = await open_flow(listener.address, a.dial(handshake.session, 1, 2))

@@ -13,6 +13,7 @@ from typing import Annotated, TypeAlias
 from allreduced.core.identity import GroupKey, Members
 from allreduced.core.limits import (
     MAX_RANKS,
+    MAX_SECONDS,
     U8,
     U32,
     AtMost,
@@ -289,6 +290,37 @@ def fit(report: AgentReport, most: int = MAX_REPORT) -> AgentReport:
                 hidden=(),
             )
     return report
+
+
+def later(report: AgentReport, seconds: float) -> AgentReport:
+    """Return the report with the times of its calls and of those that wait as they are ``seconds`` after it was made.
+
+    So the reports of agents that answered one after the other tell of one moment, and who came first can be seen.
+    """
+    return replace(
+        report,
+        groups=tuple(
+            replace(group, operations=tuple(_aged(one, seconds) for one in group.operations)) for group in report.groups
+        ),
+        gatherings=tuple(
+            replace(one, claims=tuple(replace(claim, waits=_sum(claim.waits, seconds)) for claim in one.claims))
+            for one in report.gatherings
+        ),
+    )
+
+
+def _aged(operation: OperationReport, seconds: float) -> OperationReport:
+    left = operation.deadline
+    return replace(
+        operation,
+        age=_sum(operation.age, seconds) if operation.arrivals else operation.age,
+        deadline=left if left >= MAX_SECONDS else max(left - seconds, 0.0),
+        arrivals=tuple((rank, _sum(ago, seconds)) for rank, ago in operation.arrivals),
+    )
+
+
+def _sum(duration: float, seconds: float) -> float:
+    return min(duration + seconds, MAX_SECONDS)
 
 
 def _shorter(group: GroupReport, most: int) -> GroupReport:

@@ -9,13 +9,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that a job's front passes to the supervisor, and the supervisor to the ranks."""
 
+_PF_EXITING = 0x4
+"""The flag of the kernel for a process that is ending, set before anything of it is closed."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -76,6 +81,38 @@ def kill_descendants(spare: frozenset[int] = frozenset()) -> None:
             if process.parent == me:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(process.pid, 0)
+
+
+def await_end(pids: Iterable[int], seconds: float) -> None:
+    """Wait until those of these children that are ending have ended, so long that the parent can collect them.
+
+    What a process had open is closed a moment before its parent is told of its end, and whoever hears that first may
+    be gone first. Which of them are ending is known at once; it is not waited for longer than ``seconds``.
+    """
+    with contextlib.ExitStack() as stack:
+        poll = select.poll()
+        ending = set()
+        for pid in pids:
+            if _is_ending(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    descriptor = os.pidfd_open(pid)
+                    stack.callback(os.close, descriptor)
+                    poll.register(descriptor, select.POLLIN)
+                    ending.add(descriptor)
+        until = time.monotonic() + seconds
+        while ending and (left := until - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(left * 1000):
+                poll.unregister(descriptor)
+                ending.discard(descriptor)
+
+
+def _is_ending(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:  # collected meanwhile
+        return False
+    # After the name: state, parent, process group, session, terminal and its group, flags.
+    return bool(int(text[text.rindex(b")") + 2 :].split(maxsplit=7)[6]) & _PF_EXITING)
 
 
 def status_of(wait_status: int) -> int:

@@ -20,7 +20,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from allreduced.cli.console import MORE_FILES, OUT_OF_FILES
@@ -28,6 +29,7 @@ from allreduced.cli.job import Job, agent_command, agent_environment, node_name,
 from allreduced.cli.output import Streams
 from allreduced.cli.processes import (
     FORWARDED,
+    await_end,
     become_subreaper,
     describe_end,
     die_with_parent,
@@ -37,7 +39,13 @@ from allreduced.cli.processes import (
 )
 
 READY_TIMEOUT = 60.0
-"""Seconds that an agent may take from its start to its ready line."""
+"""Seconds that agents may take from their start to the next ready line."""
+
+STARTING_PER_CORE = 2
+"""How many agents start at once: many more would all be slow, and none be ready in time."""
+
+CAUSE_SECONDS = 1.0
+"""Seconds that a process may take to end of which another one has failed; only the memory of it has to be freed."""
 
 LONGEST_POLL = 3600.0
 """Seconds of one wait for whatever happens: the system counts no more than 24 days of milliseconds."""
@@ -81,6 +89,8 @@ class Supervisor:
         self._phase = Phase.FIRST_AGENT
         self._children: dict[int, _Child] = {}
         self._unready: dict[int, int] = {}  # node to the descriptor of its ready line
+        self._unstarted = deque(range(1, job.nodes))
+        self._join = ""
         self._words: dict[int, bytes] = {}
         self._agents_ready = 0
         self._status = 0
@@ -95,7 +105,7 @@ class Supervisor:
         """Run the job to its end and return its exit status. No process of it is left then."""
         self._watch()
         try:
-            self._start_agent(0, join="")
+            self._start_agent(0)
             while self._phase is not Phase.DONE:
                 self._turn()
         finally:
@@ -118,12 +128,17 @@ class Supervisor:
 
     # Starting
 
-    def _start_agent(self, node: int, join: str) -> None:
+    def _start_more_agents(self) -> None:
+        at_once = STARTING_PER_CORE * len(os.sched_getaffinity(0))
+        while self._unstarted and len(self._unready) < at_once and not self._failed:
+            self._start_agent(self._unstarted.popleft())
+
+    def _start_agent(self, node: int) -> None:
         """Start an agent; the job fails where that cannot be done."""
         reader = -1
         try:
             reader, writer = os.pipe()
-            command = agent_command(self._job, node, writer, join)
+            command = agent_command(self._job, node, writer, self._join)
             environment = agent_environment(self._job, self._secret, self._environment)
             try:
                 self._start(command, environment, node, keep=(writer,))
@@ -233,7 +248,16 @@ class Supervisor:
         self._reap()
 
     def _reap(self) -> None:
-        ended: list[tuple[_Child, int]] = []
+        ended = list(self._collect())
+        if not self._failed and any(child.rank >= 0 and wait_status for child, wait_status in ended):
+            await_end(self._children, CAUSE_SECONDS)
+            ended += self._collect()
+        # Causes before effects: when an agent dies its ranks fail of it, and when a rank is killed the others do.
+        for child, wait_status in sorted(ended, key=lambda item: (item[0].rank >= 0, not os.WIFSIGNALED(item[1]))):
+            self._on_end(child, wait_status)
+
+    def _collect(self) -> Iterator[tuple[_Child, int]]:
+        """Yield the children that have ended, with their status for ``waitpid``."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, wait_status = os.waitpid(-1, os.WNOHANG)
@@ -242,10 +266,7 @@ class Supervisor:
                 child = self._children.pop(pid, None)
                 if child is not None:  # else an orphan that we inherited
                     child.process.returncode = os.waitstatus_to_exitcode(wait_status)
-                    ended.append((child, wait_status))
-        # Causes before effects: when an agent dies its ranks fail of it, and when a rank is killed the others do.
-        for child, wait_status in sorted(ended, key=lambda item: (item[0].rank >= 0, not os.WIFSIGNALED(item[1]))):
-            self._on_end(child, wait_status)
+                    yield child, wait_status
 
     def _on_end(self, child: _Child, wait_status: int) -> None:
         if child.rank < 0 and child.node in self._unready:
@@ -289,9 +310,9 @@ class Supervisor:
             return
         if self._phase is Phase.FIRST_AGENT:
             self._phase = Phase.OTHER_AGENTS
-            for other in range(1, self._job.nodes):
-                if not self._failed:
-                    self._start_agent(other, join=str(said["listen"]).removeprefix("tcp://"))
+            self._join = str(said["listen"]).removeprefix("tcp://")
+        self._timer = time.monotonic() + READY_TIMEOUT
+        self._start_more_agents()
         if self._agents_ready == self._job.nodes and not self._failed:
             self._start_ranks()
 

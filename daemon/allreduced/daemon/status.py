@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
@@ -11,7 +12,7 @@ from typing import Protocol, TypeAlias
 from allreduced.daemon.ports import ReachablePeer
 from allreduced.daemon.reach import longest
 from allreduced.protocol.peer import Frame, Status, StatusFrame, StatusRequest
-from allreduced.protocol.status import AgentReport, ReachReport, UnansweredReport, fit
+from allreduced.protocol.status import AgentReport, ReachReport, UnansweredReport, fit, later
 
 logger = logging.getLogger("allreduced.status")
 
@@ -47,7 +48,10 @@ def status_wait(failure_timeout: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was found out. ``reports``: the own one first. ``unanswered``: agents that did not report, and why."""
+    """What was found out. ``reports``: the own one first. ``unanswered``: agents that did not report, and why.
+
+    What the reports say of calls is true of the moment of the answer, whenever each of them was made.
+    """
 
     reports: tuple[AgentReport, ...]
     unanswered: tuple[UnansweredReport, ...]
@@ -80,7 +84,10 @@ class _Inquiry:
     waiting: set[str]
     answered: Answered
     timer: asyncio.TimerHandle
-    reports: list[AgentReport] = field(default_factory=list)
+    made: float
+    """When the own report was made."""
+    reports: list[tuple[float, AgentReport]] = field(default_factory=list)
+    """When the reports of others came, and these."""
     unasked: list[str] = field(default_factory=list)
     """Agents that are asked when the one before has answered."""
 
@@ -93,12 +100,19 @@ class StatusService:
     """
 
     def __init__(
-        self, report: Callable[[int], AgentReport], peers: StatusPeers, *, wait: float, probe: Probe | None = None
+        self,
+        report: Callable[[int], AgentReport],
+        peers: StatusPeers,
+        *,
+        wait: float,
+        probe: Probe | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._report = report
         self._peers = peers
         self._wait = wait
         self._probe = probe
+        self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._inquiries: dict[int, _Inquiry] = {}
         self._number = 0
@@ -119,7 +133,7 @@ class StatusService:
         number = self._number
         wait = probe_wait(self._wait, len(nodes), probe) if probe else self._wait
         timer = asyncio.get_running_loop().call_later(wait, self._finish, number)
-        inquiry = _Inquiry(own, uid, probe, wait, nodes, answered, timer)
+        inquiry = _Inquiry(own, uid, probe, wait, nodes, answered, timer, self._clock())
         self._inquiries[number] = inquiry
         if probe:
             inquiry.waiting.add(own.node)
@@ -145,7 +159,7 @@ class StatusService:
         inquiry = self._inquiries.get(frame.request)
         if inquiry is None or node not in inquiry.waiting or frame.report.node != node:
             return
-        inquiry.reports.append(frame.report)
+        inquiry.reports.append((self._clock(), frame.report))
         self._answered(frame.request, inquiry, node)
 
     def close(self) -> None:
@@ -192,7 +206,9 @@ class StatusService:
     def _finish(self, number: int) -> None:
         inquiry = self._inquiries.pop(number)
         inquiry.timer.cancel()
-        reports = [inquiry.own, *sorted(inquiry.reports, key=lambda report: report.node)]
+        now = self._clock()
+        told = [(inquiry.made, inquiry.own), *sorted(inquiry.reports, key=lambda told: told[1].node)]
+        reports = [later(report, now - at) for at, report in told]
         waiting = inquiry.waiting - {inquiry.own.node}
         inquiry.answered(Answer(tuple(reports), self._unanswered(reports, waiting, inquiry.wait)))
 

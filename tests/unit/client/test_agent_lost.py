@@ -130,7 +130,7 @@ def test_a_call_waits_for_the_agent_until_its_deadline(
         with pytest.raises(AgentUnavailable):
             comm.barrier()
         for _ in range(2):
-            with pytest.raises(AgentUnavailable, match=r"did not come back within 0\.\d+ s: no agent answers at @"):
+            with pytest.raises(AgentUnavailable, match=r"did not come back within 0(\.\d+)? s: no agent answers at @"):
                 comm.all_reduce(np.ones(3), deadline=0.05)
         at_attempt(4, lambda: make_agent(name=agent.socket))
         assert comm.all_reduce(np.ones(3)).tolist() == [1.0] * 3
@@ -142,7 +142,7 @@ def test_connect_waits_for_an_agent_that_was_there_before(
     agent = make_agent()
     broken = alone(agent)
     agent.close()
-    with pytest.raises(AgentUnavailable, match=r"did not come back within 0\.\d+ s"):
+    with pytest.raises(AgentUnavailable, match=r"did not come back within 0(\.\d+)? s"):
         alone(agent, deadline=0.05)
     at_attempt(3, lambda: make_agent(name=agent.socket))
     with alone(agent) as comm:

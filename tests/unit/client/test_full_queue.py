@@ -126,7 +126,7 @@ def test_who_waits_for_room_is_told_after_a_while(
 ) -> None:
     monkeypatch.setattr("allreduced.client.attach._SILENT_SECONDS", 0.02)
     with full_queue(address), pytest.raises(QueueFull):
-        connect(job="j", rank=0, size=1, socket=address.text, deadline=0.2)
+        connect(job="j", rank=0, size=1, socket=address.text, deadline=1.0)
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert record.message.startswith("event=agent_waited_for ")
     assert "its queue is full" in record.message

@@ -50,7 +50,7 @@ class SilentPeer:
 
 async def test_reports_and_unanswered_agents_are_returned() -> None:
     async with open_plane() as plane:
-        plane.server.use_status(StatusService(lambda uid: REPORT, SilentPeer(), wait=0.0))
+        plane.server.use_status(StatusService(lambda uid: REPORT, SilentPeer(), wait=0.0, clock=lambda: 7.0))
         told = await asyncio.to_thread(ask, plane.name)
     assert told.reports == (REPORT,)
     assert told.unanswered == (UnansweredReport("b", "did not answer within 0 s; last heard of 3.0 s ago"),)
