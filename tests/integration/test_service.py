@@ -312,7 +312,7 @@ def test_a_pipe_in_the_place_of_the_file_fails_a_reload_and_a_file_is_read_again
     manager.until("RELOADING=1")
     said = f"the configuration {config} cannot be read again: it is no regular file"
     assert said in manager.until("READY=1")["STATUS"]
-    assert said in agent.logged()
+    assert agent.says(said)
     config.unlink()
     config.write_text("[limits]\nclients = 5\n")
     agent.process.send_signal(signal.SIGHUP)
