@@ -15,10 +15,16 @@ import pytest
 
 from allreduced.cli.main import main
 from allreduced.core.errors import InternalError, from_wire
-from allreduced.daemon import agent, settings_reader
+from allreduced.daemon import agent, logs, settings_reader
 from allreduced.daemon.agent import AgentOptions
 from allreduced.daemon.log.formats import TextFormatter
 from allreduced.daemon.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave standard error to the tests: an agent takes it for the rest of its process."""
+    monkeypatch.setattr(logs, "take_stderr", lambda: None)
 
 
 @pytest.fixture
