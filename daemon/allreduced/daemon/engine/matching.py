@@ -282,7 +282,7 @@ class Matching:
             self._timers.set(operation, operation.deadline)
             return
         waited = max(operation.deadline - operation.opened, 0.0)
-        if operation.absent == 0 and operation.state is State.QUEUED:
+        if operation.absent == 0 and operation.state in (State.QUEUED, State.MAPPING):
             error = wording.waits_for_memory(operation, waited, self._context.node)
         else:
             error = wording.deadline(operation, waited, self._late_nodes(operation))

@@ -136,6 +136,13 @@ def waits_for_memory(operation: Operation, waited: float, node: str) -> Deadline
     )
 
 
+def not_made(operation: Operation, node: str, error: AllReducedError) -> AllReducedError:
+    """Return ``error`` as all ranks get it: a node could not make the memory that an operation needs."""
+    code, message, hint, facts = to_wire(error)
+    where = f"{operation.group.label}: {operation.label} failed on node {node!r}"
+    return from_wire((code, f"{where}: {message}", hint, facts))
+
+
 def rank_left(operation: Operation, ranks: Sequence[int]) -> RankLost:
     """Return the error for an operation that lacks ranks which left the group."""
     group = operation.group
