@@ -188,10 +188,11 @@ def too_many(operation: Operation, limit: int) -> LimitExceeded:
     )
 
 
-def too_many_names(group: Group, limit: int) -> LimitExceeded:
+def too_many_names(group: Group, name: str, limit: int) -> LimitExceeded:
     """Return the error for one name of operations too many."""
     return LimitExceeded(
-        f"{group.label} has {limit} different names of operations in use (limits.names)",
+        f"{group.label}: {name!r} is refused, node {group.me.node!r} has {limit} different names of operations in use"
+        " (limits.names)",
         limit="limits.names",
         hint="use one name again and again for the same tensor, for uses are counted; or raise limits.names",
     )
