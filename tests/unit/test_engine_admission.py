@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.simulation.cluster import Call, Cluster, Request, fingerprint
 from tests.simulation.workload import random_data
 
@@ -26,6 +27,7 @@ from allreduced.daemon.engine.events import (
     GroupBroken,
     GroupStarted,
     ReceiveCancelled,
+    RoomMade,
     Submitted,
 )
 from allreduced.daemon.engine.limits import Limits
@@ -113,10 +115,14 @@ def test_higher_priority_is_served_first_under_pressure() -> None:
 
 
 class Node:
-    """Node ``b`` with rank 1 of a group of three nodes; memory for one operation; arenas are ready at once."""
+    """Node ``b`` with rank 1 of a group of three nodes; memory for one operation; arenas are ready at once.
 
-    def __init__(self) -> None:
-        self.engine = Engine("b", ONE_AT_A_TIME)
+    ``makes`` false: result arenas cannot be made.
+    """
+
+    def __init__(self, limits: Limits = ONE_AT_A_TIME) -> None:
+        self.engine = Engine("b", limits)
+        self.makes = True
         members = tuple(Member(node, 1, (rank,)) for rank, node in enumerate("abc"))
         self.do(GroupStarted(1, GroupKey(1, "job", "world"), 1, 1024, members, 1, {1: 1}))
         self.request = 0
@@ -126,8 +132,13 @@ class Node:
         actions = self.engine.handle(event, 1.0)
         for action in list(actions):
             if isinstance(action, CreateArena):
-                actions += self.do(ArenaReady(action.buffer))
+                failed = ArenaFailed(action.buffer, LimitExceeded("none left"))
+                actions += self.do(ArenaReady(action.buffer) if self.makes or not action.group else failed)
         return [action for action in actions if not isinstance(action, CreateArena | DestroyArena)]
+
+    def states(self) -> dict[str, str]:
+        """Return the state of each operation, by name."""
+        return {one["name"]: one["state"] for one in self.engine.snapshot()["groups"][1]["operations"]}
 
     def submit(self, name: str) -> list[Action]:
         """Let rank 1 call an operation that fills the memory."""
@@ -217,19 +228,43 @@ def test_a_group_that_breaks_during_a_withdrawal_frees_everything() -> None:
     assert node.engine.snapshot()["memory"]["reserved_bytes"] == 0
 
 
-def test_buffers_that_all_fail_are_not_tried_for_ever() -> None:
+@pytest.mark.parametrize("small_ones_too", [True, False])
+@pytest.mark.parametrize("calls", ["x", "xyz"])
+def test_buffers_that_cannot_be_made_are_not_tried_for_ever(calls: str, *, small_ones_too: bool) -> None:
     engine = Engine("a", Limits(inline_bytes=0))
     members = (Member("a", 1, (0,)), Member("b", 1, (1,)))
-    engine.handle(GroupStarted(1, GroupKey(1, "j", "w"), 1, 4096, members, 0, {0: 10}), 0.0)
-    submitted = Submitted(10, 1, 1, 0, "x", fingerprint(count=64), Region(1, 0, 256), 60.0, 0)
-    todo = engine.handle(submitted, 0.0)
-    made, ends = 0, []
+    todo = engine.handle(GroupStarted(1, GroupKey(1, "j", "w"), 1, 4096, members, 0, {0: 10}), 0.0)
+    for request, name in enumerate(calls):
+        submitted = Submitted(10, request, 1, 0, name, fingerprint(count=64), Region(1, 0, 256), 60.0, 0)
+        todo += engine.handle(submitted, 0.0)
+    made, ends = 0, {}
     while todo:
         action = todo.pop(0)
         if isinstance(action, CreateArena):
             made += 1
-            todo += engine.handle(ArenaFailed(action.buffer, LimitExceeded("none left")), 0.0)
+            fails = action.group or small_ones_too
+            none = ArenaFailed(action.buffer, LimitExceeded("none left", limit="descriptors"))
+            todo += engine.handle(none if fails else ArenaReady(action.buffer), 0.0)
         elif isinstance(action, Fail):
-            ends.append(str(action.error))
-    assert ends == ["none left"]
-    assert made < 20
+            assert isinstance(action.error, LimitExceeded)
+            assert action.error.limit == "descriptors"
+            ends[action.request] = action.error.message
+    assert ends == {
+        request: f"group 'w' of job 'j': {name!r} (use 0) failed on node 'a': none left"
+        for request, name in enumerate(calls)
+    }
+    assert made < 60
+    assert engine.snapshot()["memory"]["reserved_bytes"] == 0
+
+
+def test_who_lacks_a_buffer_waits_as_long_as_another_operation_has_memory() -> None:
+    node = Node(Limits(inline_bytes=0, arena_chunk=4096))
+    node.submit("x")
+    node.makes = False
+    for number in range(20):
+        assert not [action for action in node.submit(f"y{number}") if isinstance(action, Fail)]
+        node.do(RoomMade())
+    assert node.states() == {"x": "ready", **{f"y{number}": "queued" for number in range(20)}}
+    node.makes = True
+    node.do(RoomMade())
+    assert set(node.states().values()) == {"ready"}

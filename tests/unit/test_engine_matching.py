@@ -36,7 +36,19 @@ from allreduced.daemon.engine.events import (
 )
 from allreduced.daemon.engine.limits import Limits
 from allreduced.daemon.engine.region import Region
-from allreduced.protocol.peer import Abort, Arrived, Call, Confirm, Differs, EngineFrame, Fingerprint, Queued, Ready
+from allreduced.protocol.peer import (
+    Abort,
+    Arrived,
+    Call,
+    Confirm,
+    Differs,
+    EngineFrame,
+    Fingerprint,
+    Forget,
+    Forgettable,
+    Queued,
+    Ready,
+)
 
 GROUP = 5
 KEY = GroupKey(1, "job", "world")
@@ -292,11 +304,38 @@ def test_what_cannot_be_served_is_said_at_once() -> None:
 
 
 def test_one_name_too_many_is_refused_with_its_limit() -> None:
-    bench = Bench(("a", (0, 1)), limits=Limits(names=2))
+    bench = Bench(("a", (0, 1)), ("b", (2,)), limits=Limits(names=2, names_kept=0, operations=3))
     assert errors(bench.submit(0, "x")) + errors(bench.submit(0, "y")) + errors(bench.submit(0, "x")) == []
-    (error,) = errors(bench.submit(0, "z"))
-    assert isinstance(error, LimitExceeded)
-    assert error.limit == "limits.names"
+    for name in ("p", "q", "r"):
+        refused = bench.submit(0, name)
+        (error,) = errors(refused)
+        assert isinstance(error, LimitExceeded)
+        assert error.limit == "limits.names"
+        assert f"{name!r} is refused, node 'a' has 2 different names" in error.message
+        told = [frame for frame in frames(refused) if isinstance(frame, Abort)]
+        assert [(frame.name, frame.use, frame.error, frame.final) for frame in told] == [
+            (name, 0, to_wire(error), True)
+        ]
+        (other,) = errors(bench.submit(1, name))
+        assert other.message == error.message
+    last = bench.submit(0, "s")  # so many calls that make no sense are not worth their memory
+    assert len(errors(last)) == 1
+    assert not frames(last)
+
+
+def test_names_that_are_used_one_after_the_other_are_never_too_many() -> None:
+    bench = Bench(("a", (0,)), ("b", (1,)), limits=Limits(names=1, names_kept=4))
+    barrier, rounds = fingerprint(kind="barrier", count=0), 0
+    for use in range(40):
+        said = bench.submit(0, f"n{use}", barrier)
+        said += bench.frame(ready(0, f"n{use}"))
+        said += bench.frame(Confirm(GROUP, 1, (use + 1,), everything=False))
+        assert errors(said) == []
+        for frame in frames(said):
+            if isinstance(frame, Forget):
+                rounds += 1
+                assert errors(bench.frame(Forgettable(GROUP, 1, frame.round, ()))) == []
+    assert rounds > 4
 
 
 def test_the_engine_is_idle_once_nothing_of_a_local_rank_is_under_way() -> None:

@@ -88,6 +88,20 @@ def test_quiet_links_get_heartbeats_and_busy_ones_do_not() -> None:
     assert liveness.look(1.8).heartbeats == ()
 
 
+def test_a_peer_with_a_shorter_timeout_gets_heartbeats_as_often_as_it_needs_them() -> None:
+    liveness = up()
+    liveness.keep_pace("b", 3.0)  # longer than here
+    liveness.keep_pace("nobody", 0.1)
+    assert liveness.next_look == 1.0
+    liveness.keep_pace("b", 0.25)
+    assert liveness.next_look == 0.25
+    assert liveness.look(0.25).heartbeats == ("b",)
+    assert liveness.next_look == 0.5
+    liveness.link_ended("b", 0.5)
+    liveness.link_up("b", 1, 0.5)  # perhaps with other settings, which it tells again
+    assert liveness.look(0.75).heartbeats == ()
+
+
 def test_a_stall_of_this_agent_is_charged_to_nobody() -> None:
     liveness = up()
     for second in range(1, 5):

@@ -114,6 +114,50 @@ def test_the_deadline_of_a_proposal_names_the_unreachable_agent() -> None:
     assert "cannot reach c" in str(cluster.error("b", clients["b"]))
 
 
+@pytest.mark.parametrize("order", ["abc", "bac", "cab", "cba"])
+def test_who_gives_up_first_tells_the_others_why_their_group_did_not_form(order: str) -> None:
+    cluster = Cluster("abc", connect=False)
+    cluster.link("a", "b")
+    cluster.link("a", "c")
+    clients = {
+        name: cluster.join(name, rank, 3, deadline_at=10.0 + order.index(name)) for rank, name in enumerate("abc")
+    }
+    cluster.deliver_all()
+    for name in order:
+        cluster.now += 10.0
+        cluster.tell(name, TimePassed())
+        cluster.deliver_all()
+    start = "group 'world' of job 'job' did not form in time, though every rank came; "
+    errors = {name: str(cluster.error(name, client)) for name, client in clients.items()}
+    assert errors["b"].startswith(f"{start}agent 'b' cannot reach c")
+    assert errors["c"].startswith(f"{start}agent 'c' cannot reach b")
+    first = order[0]
+    if first == "a":
+        assert errors["a"].startswith(f"{start}the agents of b, c did not agree")
+    else:
+        where = f"agent {first!r} cannot reach {'c' if first == 'b' else 'b'}"
+        assert f"on node {first!r}) gave up while its group gathered: {where}" in errors["a"]
+
+
+def test_why_a_group_did_not_form_is_no_reason_any_more_once_somebody_else_came() -> None:
+    cluster = Cluster("abc", connect=False)
+    cluster.link("a", "b")
+    cluster.link("a", "c")
+    clients = {name: cluster.join(name, rank, 3, deadline_at=30.0) for rank, name in enumerate("ac")}
+    cluster.join("b", 2, 3, deadline_at=10.0)
+    cluster.deliver_all()
+    cluster.now = 10.0
+    cluster.tell("b", TimePassed())
+    cluster.deliver_all()
+    cluster.link("b", "c")
+    cluster.tell("a", ClientGone(clients["a"]))
+    cluster.join("a", 0, 3, deadline_at=40.0)
+    cluster.deliver_all()
+    cluster.now = 30.0
+    cluster.tell("c", TimePassed())
+    assert "did not gather in time" in str(cluster.error("c", clients["c"]))
+
+
 @pytest.mark.parametrize(("rank", "size"), [(-1, 2), (2, 2), (0, 0), (0, 1 << 20)])
 def test_ranks_outside_of_the_size_are_refused(rank: int, size: int) -> None:
     cluster = Cluster("a")

@@ -31,9 +31,9 @@ VERSION_1: list[tuple[Frame, str]] = [
     (peer.Heartbeat(), ("41524431010100000000000000000000000000000100000090")),
     (peer.Goodbye("SIGTERM"), ("41524431010200000000000000000000000000000900000091a75349475445524d")),
     (
-        peer.PeerTable((("node-a", "tcp://10.0.0.1:4123"), ("node-b", "tcp://[::1]:4123"))),
+        peer.PeerTable((("node-a", "tcp://10.0.0.1:4123"), ("node-b", "tcp://[::1]:4123")), 5.0),
         (
-            "415244310103000000000000000000000000000037000000919292a66e6f64652d61b37463703a2f2f31302e302e302e313a3431323392a66e6f64652d62b07463703a2f2f5b3a3a315d3a34313233"
+            "415244310103000000000000000000000000000040000000929292a66e6f64652d61b37463703a2f2f31302e302e302e313a3431323392a66e6f64652d62b07463703a2f2f5b3a3a315d3a34313233cb4014000000000000"
         ),
     ),
     (peer.StatusRequest(5, 1000), ("4152443101040000000000000000000000000000060000009305cd03e800")),
@@ -200,6 +200,11 @@ def test_every_prefix_and_trailing_bytes_are_refused(frame: Frame, text: str) ->
 def test_a_status_request_of_earlier_versions_asks_for_no_probe() -> None:
     frame = decode(bytes.fromhex("4152443101040000000000000000000000000000050000009205cd03e8"))
     assert frame == peer.StatusRequest(5, 1000, 0)
+
+
+def test_a_table_of_earlier_versions_tells_no_timeout() -> None:
+    frame = decode(bytes.fromhex("4152443101030000000000000000000000000000020000009190"))
+    assert frame == peer.PeerTable((), 0.0)
 
 
 def test_every_frame_is_recorded_and_has_a_code() -> None:

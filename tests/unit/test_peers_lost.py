@@ -21,7 +21,7 @@ from tests.support.peer_nodes import (
     stop_sending,
     virtually,
 )
-from tests.support.virtual_loop import VirtualLoop
+from tests.support.virtual_loop import VirtualLoop, run_virtually
 
 from allreduced.core.errors import PeerLost
 from allreduced.daemon.engine.events import Heard
@@ -85,7 +85,7 @@ async def test_a_refused_connection_proves_that_a_peer_is_dead(start: Start, dia
 @virtually
 async def test_a_listed_address_is_tried_also_if_its_agent_dialled_first_so_that_its_refusal_proves_something() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("allreduced.daemon.diallers.same_host", lambda address, remote: False)
+        patch.setattr("allreduced.daemon.homes.same_host", lambda address, remote: False)
         for first, second in ("ab", "ba"):
             nodes = {name: await make_node(name, at, timeout=8.0) for at, name in enumerate("ab", 1)}
             nodes[second].peers.dial(Target(nodes[first].address, first))
@@ -127,7 +127,7 @@ async def test_who_pauses_before_the_next_try_does_not_when_something_is_new() -
 @virtually
 async def test_a_refusal_at_an_address_that_may_be_somebody_elses_proves_nothing() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("allreduced.daemon.diallers.same_host", lambda address, remote: False)
+        patch.setattr("allreduced.daemon.homes.same_host", lambda address, remote: False)
         a, b = await make_node("a", 1, timeout=8.0), await make_node("b", 2, timeout=8.0)
         b.peers.dial(Target(a.address))  # a was dialled, and has never reached b at the address that b tells
         await both_up(a, b)
@@ -138,6 +138,31 @@ async def test_a_refusal_at_an_address_that_may_be_somebody_elses_proves_nothing
         assert not a.sink.downs()[0].proven
         assert "silent for 8.0 s" in str(a.sink.downs()[0].error)
         await end([a, b])
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_an_address_that_refuses_though_its_agent_lives_proves_nothing(*, listed: bool) -> None:
+    """As a firewall does that rejects what comes in, on the machine of an agent that dials the others itself."""
+
+    async def run() -> None:
+        a, b = await make_node("a", 1, timeout=8.0), await make_node("b", 2, timeout=8.0)
+        await b.listener.close()
+        if listed:
+            a.peers.dial(Target(b.address, "b"))
+        b.peers.dial(Target(a.address, "a"))
+        await both_up(a, b)
+        await asyncio.sleep(4.0)
+        for times in range(1, 4):
+            cut(a, "b")
+            await both_up(a, b)
+            await asyncio.sleep(4.0)
+            assert a.sink.told() == [PeerUp("b", 2), *[LinkLost("b"), PeerUp("b", 2)] * times]
+        await kill(b)
+        await a.sink.until(lambda: len(a.sink.downs()) == 1)
+        assert not a.sink.downs()[0].proven
+        await end([a, b])
+
+    run_virtually(run())
 
 
 async def test_an_agent_that_is_started_again_at_once_is_found_again_and_its_next_death_proven(start: Start) -> None:
@@ -188,6 +213,30 @@ async def test_heartbeats_keep_an_idle_link_and_silence_is_noticed_when_the_time
     await a.sink.until(lambda: len(a.sink.downs()) == 1)
     assert last + 8.0 - 1.0 <= loop.time() <= b_sent + 8.0 + 0.5
     await end([a, b])
+
+
+def test_agents_with_different_timeouts_keep_their_link(caplog: pytest.LogCaptureFixture) -> None:
+    """As while the setting is changed on one node after the other."""
+
+    async def run() -> None:
+        a, b = await make_node("a", 1, timeout=1.0), await make_node("b", 2, timeout=600.0)
+        a.peers.dial(Target(b.address, "b"))
+        b.peers.dial(Target(a.address, "a"))
+        await both_up(a, b)
+        await asyncio.sleep(300.0)
+        assert (a.sink.told(), b.sink.told()) == ([PeerUp("b", 2)], [PeerUp("a", 1)])
+        differ = [record.getMessage() for record in caplog.records if "timeouts_differ" in record.getMessage()]
+        assert differ == [
+            "event=timeouts_differ peer=a failure_timeout=1 own=600",
+            "event=timeouts_differ peer=b failure_timeout=600 own=1",
+        ]
+        since = asyncio.get_running_loop().time()
+        stop_sending(b)
+        await a.sink.until(lambda: len(a.sink.downs()) == 1)
+        assert asyncio.get_running_loop().time() - since <= 1.0 + 1.0 / 16
+        await end([a, b])
+
+    run_virtually(run())
 
 
 @virtually

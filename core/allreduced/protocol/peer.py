@@ -20,6 +20,7 @@ from allreduced.core.limits import (
     U32,
     AtMost,
     Count,
+    Duration,
     Id,
     Ids,
     Name,
@@ -91,9 +92,13 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class PeerTable:
-    """Agents that the sender knows, as (node, address); the receiver dials those that it does not know."""
+    """Agents that the sender knows, as (node, address); the receiver dials those that it does not know.
+
+    ``failure_timeout``: of the sender, which must hear of the receiver several times in it; 0 where it is not told.
+    """
 
     peers: Peers
+    failure_timeout: Duration = field(default=0.0, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)

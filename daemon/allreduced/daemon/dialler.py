@@ -97,6 +97,10 @@ class Dialler:
             self._doubts = 0 if self._led_there or self.target.heard else DOUBTS
             self._woken.set()
 
+    def doubt(self) -> None:
+        """Try some times though there is a link: see :meth:`wake`."""
+        self._doubts = DOUBTS
+
     @property
     def listed(self) -> bool:
         """False when it dials no more once its link is over."""

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from allreduced.core.addresses import parse_address
 from allreduced.core.errors import ConfigError
 from allreduced.daemon.dialler import Dialler
+from allreduced.daemon.homes import Homes
 from allreduced.daemon.peer_link import PeerLink, Target
-from allreduced.daemon.reachability import same_host
 from allreduced.daemon.timing import Timing
 from allreduced.protocol.peer import MAX_PEERS
 
@@ -32,7 +32,7 @@ class Diallers:
         self._connect = connect
         self._up = up
         self._by_target: dict[Target, Dialler] = {}
-        self._homes: dict[str, str] = {}
+        self.homes = Homes()
         self._listing: frozenset[Target] = frozenset()
         self._closed = False
 
@@ -103,7 +103,7 @@ class Diallers:
 
     def forget(self, node: str) -> None:
         """Expect nobody any more where an agent was that is gone for good, unless it is one that is listed."""
-        self._homes = {address: other for address, other in self._homes.items() if other != node}
+        self.homes.forget(node)
         for dialler in self.active:
             if dialler.target.heard and dialler.target.node == node:
                 dialler.stop()
@@ -113,19 +113,15 @@ class Diallers:
     def led_to(self, address: str, node: str) -> None:
         """Take note that a link was made by dialling ``address``, and who was there."""
         logger.debug("event=address_led peer=%s address=%s", node, address)
-        self._homes[address] = node
+        self.homes.led_to(address, node)
 
     def told(self, address: str, node: str, remote: str) -> None:
-        """Take note of the address that a peer tells; its link comes from ``remote``.
-
-        On the same host, who answers there is surely the peer. Behind a translation of addresses it may be anybody.
-        """
-        if same_host(address, remote):
-            self._homes[address] = node
-
-    def home_of(self, address: str) -> str | None:
-        """Return whose own ``address`` surely is: if nobody listens there, that agent is dead. None: nobody's."""
-        return self._homes.get(address)
+        """Take note of the address that a peer tells, and try it once; its link comes from ``remote``."""
+        verified = self.homes.home_of(address) == node
+        if not self.homes.told(address, node, remote) or verified or self._closed:
+            return
+        if not any(dialler.node == node and dialler.listed for dialler in self.active):
+            self.dial(Target(address, node, heard=True)).doubt()
 
     async def close(self) -> None:
         """Dial no more."""

@@ -33,7 +33,7 @@ from allreduced.daemon.membership.events import LinkLost, PeerDown, PeerUp
 from allreduced.daemon.membership.liveness import Liveness, Look, Verdict
 from allreduced.daemon.peer_link import LinkOwner, LinkSink, LinkState, PeerLink, Target
 from allreduced.daemon.ports import ReachablePeer
-from allreduced.daemon.timing import Timing
+from allreduced.daemon.timing import Timing, heartbeat
 from allreduced.daemon.traffic import Traffic
 from allreduced.protocol.peer import MAX_PEERS, Frame, Goodbye, Heartbeat, LoadFrame, PeerTable, StatusFrame
 from allreduced.transports.base import Link, LinkEvents, LinkOptions, Listener, Transport, is_refusal
@@ -369,7 +369,7 @@ class Peers(LinkOwner):
         # The first frame tells the other side that this link was chosen.
         table = [(other.node, other.address) for other in self._up.values() if other.address and other is not link]
         own = [(self._node, self._advertised)] if self._advertised else []
-        link.send(PeerTable(tuple(own + table)[:MAX_PEERS]))
+        link.send(PeerTable(tuple(own + table)[:MAX_PEERS], self._timing.failure_timeout))
         self._tell(self._liveness.link_up(link.node, link.incarnation, self.sink.now()))
         self._watch.schedule()
         self._diallers.wake(link.node)
@@ -444,14 +444,25 @@ class Peers(LinkOwner):
                 self._diallers.dial_back(node, link.address)
         self._tell(look.verdicts)
         self._settle_contests()
+        self._look_at_homes()
         for link in list(self._links):
             if link.state is LinkState.CANDIDATE and now - link.opened_at > self._timing.failure_timeout:
                 self._refuse(link, f"agent {link.node!r} did not use it")
 
     def _refused_at(self, address: str) -> None:
-        node = self._diallers.home_of(address)
-        if node is not None:
-            self._tell(self._liveness.refused(node, self.sink.now()))
+        homes, now = self._diallers.homes, self.sink.now()
+        node = homes.home_of(address)
+        if node in self._up:
+            homes.refused_while_up(address, now)
+        elif node is not None:
+            self._tell(self._liveness.refused(node, now))
+
+    def _look_at_homes(self) -> None:
+        """Find out which addresses refuse connections though their agents live."""
+        tolerance = self._timing.tolerance  # what was under way when it refused says nothing
+        for node, link in self._up.items():
+            for address in self._diallers.homes.heard(node, link.link.last_received - tolerance):
+                logger.warning("event=address_shut peer=%s address=%s", node, address)
 
     def _tell(self, verdicts: Iterable[Verdict]) -> None:
         """Log what is found about peers, and tell the memberships."""
@@ -489,6 +500,8 @@ class Peers(LinkOwner):
 
     def table_received(self, link: PeerLink, table: PeerTable) -> None:
         """Dial agents that are new here, and tell the others of the peer itself."""
+        if table.failure_timeout:
+            self._keep_pace(link.node, table.failure_timeout)
         for node, address in table.peers:
             if node == link.node:
                 if address != link.address:
@@ -497,6 +510,14 @@ class Peers(LinkOwner):
                     self._tell_others(link, PeerTable(((node, address),)))
             elif node != self._node and node not in self._up:
                 self._diallers.heard_of(node, address)
+
+    def _keep_pace(self, node: str, failure_timeout: float) -> None:
+        """Send heartbeats as often as the peer needs them: it may have other settings, as while these are changed."""
+        self._liveness.keep_pace(node, heartbeat(failure_timeout))
+        self._watch.schedule()
+        own = self._timing.failure_timeout
+        if failure_timeout != own:
+            self._log.warning("event=timeouts_differ peer=%s failure_timeout=%g own=%g", node, failure_timeout, own)
 
     def status_received(self, link: PeerLink, frame: StatusFrame) -> None:
         """Hand on a question about what runs here, or the answer to one."""

@@ -67,6 +67,11 @@ class Timing:
         )
 
 
+def heartbeat(failure_timeout: float) -> float:
+    """Return the seconds of quiet after which an agent with this ``failure_timeout`` must be sent a heartbeat."""
+    return max(failure_timeout, SHORTEST) / 8
+
+
 def derived(failure_timeout: float, deadline: float = math.inf) -> Timing:
     """Return the times for a ``failure_timeout``. ``deadline``: the default one of operations.
 
@@ -80,7 +85,7 @@ def derived(failure_timeout: float, deadline: float = math.inf) -> Timing:
         )
     return Timing(
         failure_timeout=failure_timeout,
-        heartbeat=failure_timeout / 8,
+        heartbeat=heartbeat(failure_timeout),
         tolerance=failure_timeout / 16,
         connect=failure_timeout / 2,
         first_pause=min(_FIRST_PAUSE, failure_timeout / 10),

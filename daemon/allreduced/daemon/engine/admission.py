@@ -126,6 +126,7 @@ class Admission:
         """Go on with the operations that wait for this buffer."""
         for operation in self._mapping.pop(buffer, ()):
             if operation.state is State.MAPPING and operation.mapped:
+                self._memory.served()
                 self._announce(operation)
 
     def arena_failed(self, buffer: int) -> list[Operation]:

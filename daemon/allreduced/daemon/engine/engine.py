@@ -418,12 +418,14 @@ class Engine:
         self._admission.arena_ready(event.buffer)
 
     def _arena_failed(self, event: ArenaFailed) -> None:
-        wait = isinstance(event.error, LimitExceeded) and self._memory.lower(event.buffer)
-        for operation in self._admission.arena_failed(event.buffer):
+        waiting = self._admission.arena_failed(event.buffer)
+        held = [part for operation in waiting for part in (operation.result, operation.scratch) if part is not None]
+        wait = isinstance(event.error, LimitExceeded) and self._memory.lower(event.buffer, held)
+        for operation in waiting:
             if wait:
                 self._admission.again(operation)
             else:
-                self._words.fail(operation, event.error)
+                self._words.fail(operation, wording.not_made(operation, self._context.node, event.error))
         self._memory.arena_failed(event.buffer)
 
     def _room_made(self, event: RoomMade) -> None:

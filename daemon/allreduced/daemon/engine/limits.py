@@ -24,9 +24,9 @@ class Limits:
     operations: int = 4096
     """Operations in flight per group (a count)."""
     names: int = 1 << 20
-    """Different operation names per group (a count) whose uses are counted at the same time."""
+    """Different operation names per group (a count) that are in use at the same time."""
     names_kept: int = 1 << 12
-    """Names from which on those that are not in use are forgotten (a count)."""
+    """Names from which on those that are not in use are forgotten (a count); twice as many may be counted meanwhile."""
     lease_bytes: int = 1 << 30
     """Results that one client may hold under leases."""
     leases: int = 4096

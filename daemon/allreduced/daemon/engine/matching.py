@@ -97,11 +97,17 @@ class Matching:
             self._hold(group.forgetting, submit)
             return
         uses = group.uses.get(submit.name)
+        unnamed = None
         if uses is None:
             group.forgetting.look()
-            if len(group.uses) >= context.limits.names:
+            limits = context.limits
+            beyond = len(group.uses) - limits.names - 2 * limits.names_kept
+            if beyond >= 0:
+                unnamed = wording.too_many_names(group, submit.name, limits.names)
+            # The others are told by an operation that fails, which takes memory itself until its name is forgotten.
+            if unnamed is not None and beyond >= limits.operations:
                 group.lists.pop(place, None)
-                self._refuse(submit, wording.too_many_names(group, context.limits.names))
+                self._refuse(submit, unnamed)
                 return
             uses = group.uses[submit.name] = [GONE if rank in group.left else 0 for rank in group.ranks]
         use = uses[place]
@@ -130,6 +136,9 @@ class Matching:
             operation.stamp = (-submit.priority, context.clock, 0)
         if submit.refused is not None:
             self._words.fail(operation, wording.refused(operation, submit.rank, submit.refused))
+            return
+        if unnamed is not None:
+            self._words.fail(operation, unnamed)
             return
         if operation.disputed < inf or self._disputes.disagrees(operation, submit.fingerprint):
             self._disputes.dispute(operation)
@@ -290,7 +299,7 @@ class Matching:
             self._timers.set(operation, operation.deadline)
             return
         waited = max(operation.deadline - operation.opened, 0.0)
-        if operation.absent == 0 and operation.state is State.QUEUED:
+        if operation.absent == 0 and operation.state in (State.QUEUED, State.MAPPING):
             error = wording.waits_for_memory(operation, waited, self._context.node)
         else:
             error = wording.deadline(operation, waited, self._late_nodes(operation))

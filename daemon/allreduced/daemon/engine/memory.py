@@ -7,6 +7,8 @@ operation and dropped when its memory is needed elsewhere or its group is forgot
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from allreduced.daemon.engine.actions import CreateArena, DestroyArena
 from allreduced.daemon.engine.context import Context
 from allreduced.daemon.engine.free_list import FreeList, aligned
@@ -15,7 +17,7 @@ from allreduced.daemon.engine.region import FIRST_ENGINE_BUFFER, Region
 PAGE = 4096
 PRIVATE = 0
 _TRIES = 8
-"""Buffers that may fail, one after the other, while no other one is there."""
+"""Buffers that may fail, one after the other, while no operation but those that wait for them has memory."""
 
 MAX_GROWTH = 64 << 20
 """Bytes of the largest arena that is made larger than what it is made for."""
@@ -71,7 +73,7 @@ class Memory:
         """Bytes that the operations of each user hold."""
         self._forgotten: set[int] = set()
         self._unmade = 0
-        """Buffers that could not be made since one was made."""
+        """Buffers that could not be made since an operation got all that it needs."""
 
     def never_fits(self, result: int, scratch: int) -> tuple[str, int] | None:
         """Return (setting, bytes) of the limit that the two exceed although nothing else is there, None for none."""
@@ -131,27 +133,44 @@ class Memory:
     def arena_ready(self, buffer: int) -> None:
         """Take note that the buffer exists."""
         arena = self._arenas.get(buffer)
-        self._unmade = 0
         if arena is not None:
             arena.ready = True
             self._context.freed = True
             if arena.group in self._forgotten and arena.idle:
                 self._drop(arena)
 
-    def lower(self, buffer: int) -> bool:
+    def served(self) -> None:
+        """Take note that all the buffers of an operation exist."""
+        self._unmade = 0
+
+    def lower(self, buffer: int, waiting: Iterable[Allocation]) -> bool:
         """Take note that there was no room for this buffer; True where the engine's other memory can make some.
 
-        Until :meth:`raise_ceiling` no more is taken than is there without it.
+        ``waiting``: what the operations hold that wait for the buffer. Until :meth:`raise_ceiling` no more is taken
+        than is there without it.
         """
         arena = self._arenas.get(buffer)
         if arena is None or len(self._arenas) == 1:
             return False
         self._unmade += 1
-        # Others that are still to be made may fail as well: then each would be tried again for the sake of the other.
-        if self._unmade > _TRIES and not any(other.ready for other in self._arenas.values()):
+        if self._unmade > _TRIES and not self._held_by_others(arena, waiting):
             return False
         self._ceiling = self._total - arena.nbytes
         return True
+
+    def _held_by_others(self, missing: Arena, waiting: Iterable[Allocation]) -> bool:
+        """Tell whether somebody else has memory, and will give it back.
+
+        What is still to be made may fail as well: then each would be tried again for the sake of the other.
+        """
+        own: dict[int, int] = {}
+        for allocation in waiting:
+            own[allocation.arena.buffer] = own.get(allocation.arena.buffer, 0) + allocation.nbytes
+        return any(
+            arena.ready and arena.nbytes - arena.space.free > own.get(arena.buffer, 0)
+            for arena in self._arenas.values()
+            if arena is not missing
+        )
 
     def raise_ceiling(self) -> None:
         """Take note that the agent needs less memory for other things: there may be room again."""

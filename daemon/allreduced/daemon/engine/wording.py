@@ -140,6 +140,13 @@ def waits_for_memory(operation: Operation, waited: float, node: str) -> Deadline
     )
 
 
+def not_made(operation: Operation, node: str, error: AllReducedError) -> AllReducedError:
+    """Return ``error`` as all ranks get it: a node could not make the memory that an operation needs."""
+    code, message, hint, facts = to_wire(error)
+    where = f"{operation.group.label}: {operation.label} failed on node {node!r}"
+    return from_wire((code, f"{where}: {message}", hint, facts))
+
+
 def rank_left(operation: Operation, ranks: Sequence[int]) -> RankLost:
     """Return the error for an operation that lacks ranks which left the group."""
     group = operation.group
@@ -185,10 +192,11 @@ def too_many(operation: Operation, limit: int) -> LimitExceeded:
     )
 
 
-def too_many_names(group: Group, limit: int) -> LimitExceeded:
+def too_many_names(group: Group, name: str, limit: int) -> LimitExceeded:
     """Return the error for one name of operations too many."""
     return LimitExceeded(
-        f"{group.label} has {limit} different names of operations in use (limits.names)",
+        f"{group.label}: {name!r} is refused, node {group.me.node!r} has {limit} different names of operations in use"
+        " (limits.names)",
         limit="limits.names",
         hint="use one name again and again for the same tensor, for uses are counted; or raise limits.names",
     )

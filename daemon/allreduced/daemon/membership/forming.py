@@ -13,7 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from allreduced.core.errors import AllReducedError, MismatchError, PeerLost, from_wire, to_wire
+from allreduced.core.errors import (
+    AllReducedError,
+    DeadlineExceeded,
+    MismatchError,
+    PeerLost,
+    RankLost,
+    from_wire,
+    to_wire,
+)
 from allreduced.daemon.engine.events import RanksLeft
 from allreduced.daemon.membership import wording
 from allreduced.daemon.membership.actions import Admit, Reject, SendFrame, TellEngine
@@ -127,11 +135,17 @@ class Forming:
     def _deadline_exceeded(self, gathering: Gathering, claim: Claim) -> AllReducedError:
         key = gathering.key
         instance = self._scene.instances.get(claim.group)
+        if instance is None and gathering.obstacle is not None:
+            return gathering.obstacle
         if instance is None:
             others = sides(self._gatherings, self._scene).get(key, ()) if self._secrets else ()
             strange = sorted({rank for side in others if side.proof != claim.proof for rank in side.ranks})
             return wording.not_gathered(key, claim.size, gathering.missing(claim.size), strange)
-        return wording.not_formed(key, self._scene.node, self._scene.unreached(instance))
+        return wording.not_formed(key, self._not_agreed(instance))
+
+    def _not_agreed(self, instance: Instance) -> str:
+        silent = [node for node, _ in instance.others() if node not in instance.consents]
+        return wording.not_agreed(self._scene.node, self._scene.unreached(instance), silent)
 
     def _refuse_strangers(self, now: float) -> None:
         for due, gathering, claim, other in strangers(self._gatherings, self._scene):
@@ -338,6 +352,7 @@ class Forming:
     def _bind(self, gathering: Gathering, instance: Instance) -> None:
         self._scene.add(instance)
         numbers = set(instance.form.clients)
+        gathering.obstacle = None
         for claim in gathering:
             if claim.number in numbers:
                 claim.group = instance.group
@@ -378,9 +393,13 @@ class Forming:
         self._scene.remove(instance)
         local = tuple(instance.local.values())
         self._dissolved.add(instance.group, local)
-        for claim in self._gatherings.get(instance.scope) or ():
+        gathering = self._gatherings.get(instance.scope) or Gathering(instance.scope)
+        for claim in gathering:
             if claim.group == instance.group:
                 claim.group = 0
+        if isinstance(error, RankLost | PeerLost):
+            why = self._not_agreed(instance) if self._scene.unreached(instance) else error.message
+            gathering.obstacle = wording.not_formed(instance.form.key, why)
         # Members that cannot reach each other hear of it from the proposer, which reaches all.
         if error is not None and (not source or instance.mine == 0):
             broken = Broken(instance.group, _NOT_ADMITTED, to_wire(error))
@@ -412,7 +431,10 @@ class Forming:
 
     def _reject(self, gathering: Gathering, claim: Claim, error: AllReducedError) -> None:
         self._scene.out.append(Reject(claim.client, claim.request, error))
-        self._void(gathering, claim, wording.rank_lost(self._scene.node, [claim], "gave up while its group gathered"))
+        instance = self._scene.instances.get(claim.group)
+        why = self._not_agreed(instance) if instance is not None and isinstance(error, DeadlineExceeded) else ""
+        how = f"gave up while its group gathered{': ' if why else ''}{why}"
+        self._void(gathering, claim, wording.rank_lost(self._scene.node, [claim], how))
 
     def _void(self, gathering: Gathering, claim: Claim, why: AllReducedError) -> None:
         gathering.remove(claim)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
+from allreduced.core.errors import AllReducedError
 from allreduced.core.identity import GroupKey
 from allreduced.protocol.peer import Announce
 
@@ -56,13 +57,15 @@ class Scope(NamedTuple):
 class Gathering:
     """All claims of one scope that are known here and not yet served, in the order they became known.
 
-    ``came`` are the ranks that were ever claimed, also by claims that were given up since.
+    ``came`` are the ranks that were ever claimed, also by claims that were given up since. ``obstacle`` is why these
+    claims did not become a group though every rank had come; None where that is not known, or others have come since.
     """
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.key = scope.key
         self.came: set[int] = set()
+        self.obstacle: AllReducedError | None = None
         self._claims: dict[tuple[str, int], Claim] = {}
 
     def __bool__(self) -> bool:
@@ -73,7 +76,8 @@ class Gathering:
 
     def add(self, claim: Claim) -> None:
         """Take in a claim; one that is known already stays as it is."""
-        self._claims.setdefault((claim.node, claim.number), claim)
+        if self._claims.setdefault((claim.node, claim.number), claim) is claim:
+            self.obstacle = None
         self.came.add(claim.rank)
 
     def get(self, node: str, number: int) -> Claim | None:

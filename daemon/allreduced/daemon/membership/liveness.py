@@ -94,6 +94,8 @@ class _Peer:
     heard: float
     """Last sign of life, moved on by what is forgiven."""
     sent: float
+    pace: float
+    """Seconds of quiet after which it gets a heartbeat."""
     state: PeerState | None = None
     reason: AllReducedError | None = field(default=None)
     """Why its link ended."""
@@ -161,11 +163,12 @@ class Liveness:
         peer = self._peers.get(node)
         anew = peer is not None and incarnation > peer.incarnation
         if peer is None:
-            peer = self._peers[node] = _Peer(incarnation, now, now)
+            peer = self._peers[node] = _Peer(incarnation, now, now, self._timing.heartbeat)
         verdicts = self._take(node, peer, Sign.STARTED_ANEW if anew else Sign.LINKED, now, incarnation)
         peer.incarnation = incarnation
         peer.heard = max(peer.heard, now)
         peer.sent = now
+        peer.pace = self._timing.heartbeat
         peer.reason = None
         self._look_by(now + self._timing.heartbeat)
         return verdicts
@@ -200,6 +203,13 @@ class Liveness:
         if peer is not None and at > peer.sent:
             peer.sent = at
 
+    def keep_pace(self, node: str, heartbeat: float) -> None:
+        """Take note that a peer needs a sign of life after ``heartbeat`` seconds, if that is less than here."""
+        peer = self._peers.get(node)
+        if peer is not None and heartbeat < peer.pace:
+            peer.pace = heartbeat
+            self._look_by(peer.sent + heartbeat)
+
     def look(self, now: float) -> Look:
         """Look at all peers; may be called at any time."""
         timing = self._timing
@@ -217,7 +227,7 @@ class Liveness:
             if now >= peer.heard + timing.failure_timeout:
                 silent.append(node)
                 verdicts += self._take(node, peer, Sign.SILENCE, now)
-            elif peer.state is PeerState.UP and now >= peer.sent + timing.heartbeat:
+            elif peer.state is PeerState.UP and now >= peer.sent + peer.pace:
                 peer.sent = now
                 heartbeats.append(node)
         self._next = self._due(now)
@@ -228,7 +238,7 @@ class Liveness:
         timing = self._timing
         watched = [peer for peer in self._peers.values() if peer.state is not PeerState.SILENT]
         due = [peer.heard + timing.failure_timeout for peer in watched]
-        due += [peer.sent + timing.heartbeat for peer in watched if peer.state is PeerState.UP]
+        due += [peer.sent + peer.pace for peer in watched if peer.state is PeerState.UP]
         return min(now + timing.heartbeat, *due) if due else None
 
     def _look_by(self, at: float) -> None:

@@ -83,11 +83,17 @@ def not_gathered(key: GroupKey, size: int, missing: Sequence[int], strangers: Se
     )
 
 
-def not_formed(key: GroupKey, node: str, unreached: Sequence[str]) -> DeadlineExceeded:
+def not_agreed(node: str, unreached: Sequence[str], silent: Sequence[str]) -> str:
+    """Return why a proposal waits at ``node``: whom it cannot reach, else who has not consented."""
+    if unreached:
+        return f"agent {node!r} cannot reach {', '.join(unreached)}"
+    return f"the agents of {', '.join(silent)} did not agree" if silent else ""
+
+
+def not_formed(key: GroupKey, why: str) -> DeadlineExceeded:
     """Return the error for a group whose agents did not agree in time."""
-    where = f"; agent {node!r} cannot reach {', '.join(unreached)}" if unreached else ""
     return DeadlineExceeded(
-        f"{_group(key)} did not form in time, though every rank came{where}",
+        f"{_group(key)} did not form in time, though every rank came{'; ' if why else ''}{why}",
         hint="every agent must reach every other one",
     )
 
