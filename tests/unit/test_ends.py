@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Awaitable, Iterator
@@ -70,6 +71,9 @@ async def test_being_cancelled_keeps_no_other_from_ending() -> None:
     assert ended == ["a"]
 
 
+pytestmark = pytest.mark.usefixtures("root_logger")
+
+
 @pytest.fixture(autouse=True)
 def hang_ups_are_heard() -> Iterator[None]:
     """Let agents here hear SIGHUP where the tests run under nohup."""
@@ -116,7 +120,11 @@ def test_an_agent_ends_its_parts_in_order(tmp_path: Path, pushed: list[str]) -> 
 
 
 def test_parts_that_cannot_end_keep_no_other_from_ending(
-    tmp_path: Path, pushed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    pushed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    root_logger: logging.Logger,
 ) -> None:
     close = Driver.close
 
@@ -132,7 +140,8 @@ def test_parts_that_cannot_end_keep_no_other_from_ending(
     monkeypatch.setattr(LocalServer, "close", broken_too)
     assert run_agent(settings(tmp_path), AgentOptions(on_ready=stop, private=True), {}) == 1
     assert pushed[: len(PARTS) + 2] == ["lifetime", *PARTS, "pulse"]
-    logged = capsys.readouterr().err
+    root_logger.handlers[0].flush()
+    logged = capfd.readouterr().err
     assert [line.rpartition(" ")[2] for line in logged.splitlines() if "event=defect" in line] == [
         "ending=server",
         "ending=driver",
