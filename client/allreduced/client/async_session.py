@@ -93,8 +93,9 @@ class AsyncSession(Attachment):
         if self._conversation.told:
             await self._attached(until)
         self._conversation.check()
-        request = self._conversation.allocate(nbytes)
-        self._send()
+        with interrupts:
+            request = self._conversation.allocate(nbytes)
+            self._send()
         while not request.done:
             if not await self._change(until + GRACE_SECONDS):
                 self._give_up()
@@ -215,14 +216,15 @@ class AsyncSession(Attachment):
             if self._attaching is asyncio.current_task():
                 self._stop_attaching(AgentUnavailable(f"attaching again to the agent of this node ended: {error!r}"))
             raise
-        self._attaching = None
-        self._use(attached)
-        held_up, self._held_up = self._held_up, []
-        for operation, end in held_up:
-            operation.deadline = max(end - time.monotonic(), 0.001)
-            self._conversation.submit(operation)
-        self._send()
-        self._notify()
+        with interrupts:
+            self._attaching = None
+            self._use(attached)
+            held_up, self._held_up = self._held_up, []
+            for operation, end in held_up:
+                operation.deadline = max(end - time.monotonic(), 0.001)
+                self._conversation.submit(operation)
+            self._send()
+            self._notify()
 
     def _stop_attaching(self, error: AllReducedError) -> None:
         """End what waits for the agent with ``error``."""

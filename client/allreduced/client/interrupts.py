@@ -25,6 +25,7 @@ _builtin = importlib.import_module("_signal")
 _get_handler: Callable[[int], object] = _builtin.getsignal
 _set_handler: Callable[[int, object], object] = _builtin.signal
 _NUMBER = int(SIGINT)
+_CLIENT = os.path.dirname(__file__) + os.sep  # noqa: PTH120 # as code objects have it
 
 
 class Interrupts:
@@ -59,9 +60,10 @@ class Interrupts:
         self._depth -= 1
         if self._depth or self._before is None:
             return
-        before, self._before = self._before, None
+        before = self._before
         if _get_handler(_NUMBER) is self._ours:
             _set_handler(_NUMBER, before)
+        self._before = None
         if self._noted:
             self._noted = False
             before(SIGINT, None)
@@ -77,6 +79,8 @@ class Interrupts:
 
     def _replace(self) -> None:
         found = _get_handler(_NUMBER)
+        if found is self._ours:  # the handler of another signal raised at the end of a call, or at its begin
+            return
         if not callable(found):  # ignored, deadly, or not Python's
             return
         self._noted = self._waiting = False
@@ -87,16 +91,34 @@ class Interrupts:
         self._before = found
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._waiting:
+        if not _in_client(frame):
+            self._give_back(number, frame)
+        elif self._waiting:
             self._pass_on(frame)
         else:
             self._noted = True
+
+    def _give_back(self, number: int, frame: FrameType | None) -> None:
+        """Be what we replaced: the handler of another signal raised where a call ended, and no call is at work."""
+        before = self._before
+        self.forget()
+        if before is not None:
+            before(number, frame)
 
     def _pass_on(self, frame: FrameType | None = None) -> None:
         self._noted = self._waiting = False  # if the handler raises, the wait is over
         if self._before is not None:
             self._before(_NUMBER, frame)
         self._waiting = True
+
+
+def _in_client(frame: FrameType | None) -> bool:
+    """Return whether a call of ours is at work in the main thread, which is at ``frame``."""
+    if frame is None:
+        return True
+    while frame is not None and not frame.f_code.co_filename.startswith(_CLIENT):
+        frame = frame.f_back
+    return frame is not None
 
 
 class _Allowed:

@@ -322,8 +322,12 @@ class Session(Attachment):
             self._changed.wait(min(until - time.monotonic(), SLICE_SECONDS))
         finally:
             self._sleepers -= 1
-        with interrupts.allowed:
-            pass
+        try:
+            self._lock.release()  # the handler may use this session, or be what closes it
+            with interrupts.allowed:
+                pass
+        finally:
+            self._lock.acquire()
 
     def _give_up(self) -> None:
         self._conversation.fail(self._hung())

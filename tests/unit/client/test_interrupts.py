@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 import allreduced.client.session
-from allreduced.client import Communicator
+from allreduced.client import Communicator, Work
+from allreduced.client import interrupts as module
 from allreduced.client.interrupts import interrupts
+from allreduced.core.errors import ClosedError
 from allreduced.protocol.local import Submit
 
 if TYPE_CHECKING:
@@ -153,6 +155,62 @@ def test_an_interrupt_ends_the_wait_for_the_thread_that_reads(
     assert works[0].wait().tolist() == [1.0, 1.0, 1.0]
 
 
+def test_a_handler_may_use_the_communicator_whose_other_thread_reads(
+    agent: FakeAgent, comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allreduced.client.session.SLICE_SECONDS", 0.01)
+    agent.hold = True
+    works = [comm.all_reduce(np.ones(3), name=name, async_op=True) for name in "xy"]
+    ended: list[type[BaseException]] = []
+
+    def wait(work: Work[np.ndarray]) -> None:
+        try:
+            work.wait()
+        except ClosedError as error:
+            ended.append(type(error))
+
+    thread = threading.Thread(target=wait, args=(works[1],))
+    thread.start()
+    before = signal.signal(signal.SIGINT, lambda number, frame: comm.close())
+    try:
+        agent.order(lambda: os.kill(os.getpid(), signal.SIGINT))
+        wait(works[0])
+        thread.join(20)
+        assert not thread.is_alive()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended == [ClosedError, ClosedError]
+
+
+@pytest.mark.parametrize("exits", [False, True])
+def test_a_handler_that_raises_at_the_edge_of_a_call_does_not_put_ctrl_c_off_for_good(exits: bool) -> None:
+    """As one of SIGALRM may do: before a call is counted, and before it is not counted any more."""
+    interrupts.__enter__()
+    if exits:
+        interrupts._depth = 1  # it was entered, and its exit was cut off
+    else:
+        interrupts._depth = 0
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with interrupts:
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+
+
+def test_a_call_after_one_whose_begin_was_cut_off_gives_the_handler_back() -> None:
+    interrupts.__enter__()
+    interrupts._depth = 0
+    with interrupts:
+        pass
+
+
+@pytest.fixture
+def at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is called here count as a call of the client."""
+    monkeypatch.setattr(module, "_CLIENT", str(Path(__file__).parent))
+
+
+@pytest.mark.usefixtures("at_work")
 def test_the_handler_of_the_user_runs_when_the_call_is_at_its_end() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
