@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -375,6 +376,18 @@ def test_a_job_that_is_stopped_ends_though_nobody_reads(start: Start) -> None:
         assert process.wait(60) == 128 + signal.SIGTERM
 
 
+def test_a_job_that_is_stopped_waits_for_a_reader_for_a_grace_of_any_length(start: Start) -> None:
+    code = (
+        "import signal, sys\ndef end(*_):\n    print('x' * 300_000)\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\nprint('up', flush=True)\nsignal.pause()"
+    )
+    process = start(*python(code), grace=1e300)
+    await_lines(process, 1)
+    process.send_signal(signal.SIGTERM)
+    status, out, err = ended(process)
+    assert (status, out, err) == (0, b"[0] " + b"x" * 300_000 + b"\n", b"")
+
+
 def test_a_job_that_is_stopped_waits_for_a_reader_that_reads(start: Start) -> None:
     code = (
         "import signal, sys\ndef end(*_):\n    print('x' * 300_000)\n    sys.exit('end')\n"
@@ -399,3 +412,16 @@ def test_output_that_nobody_reads_any_more_ends_the_job(start: Start) -> None:
 def test_lines_of_the_channel_reach_the_front(start: Start) -> None:
     code = "import os\nos.write(int(os.environ['ALLREDUCED_CHANNEL']), b'one\\ntwo\\n')"
     assert ended(start(*python(code), listen=True)) == (0, b"heard one\nheard two\n", b"")
+
+
+def test_where_the_end_of_processes_cannot_be_waited_for_nobody_fails_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_pid: int, _flags: int = 0) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    child = subprocess.Popen(["true"])
+    try:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is ending, and stays
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+        await_end([child.pid], 60.0)
+    finally:
+        assert child.wait(60) == 0

@@ -94,7 +94,7 @@ def await_end(pids: Iterable[int], seconds: float) -> None:
         ending = set()
         for pid in pids:
             if _is_ending(pid):
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(OSError):  # collected, no descriptor is left, or the kernel has none of these
                     descriptor = os.pidfd_open(pid)
                     stack.callback(os.close, descriptor)
                     poll.register(descriptor, select.POLLIN)

@@ -120,7 +120,7 @@ class Supervisor:
         until = time.monotonic() + self._job.grace
         while self._streams.pending and not self._signal:
             before = self._streams.waiting
-            self._poll(max(0.0, until - time.monotonic()) if told else None)
+            self._poll(min(max(0.0, until - time.monotonic()), LONGEST_POLL) if told else None)
             if self._streams.waiting < before:  # somebody reads
                 until = time.monotonic() + self._job.grace
             elif told and time.monotonic() >= until:
