@@ -38,9 +38,9 @@ PLAIN = "(8,);(8,)"
 class Nodes:
     """Engines whose frames reach each other at once, in order; reductions are over at once."""
 
-    def __init__(self, *ranks: tuple[int, ...]) -> None:
+    def __init__(self, *ranks: tuple[int, ...], limits: Limits | None = None) -> None:
         self.members = tuple(Member(f"n{index}", 1, held) for index, held in enumerate(ranks))
-        self.engines = {member.node: Engine(member.node, Limits()) for member in self.members}
+        self.engines = {member.node: Engine(member.node, limits or Limits()) for member in self.members}
         self.node_of = {rank: member.node for member in self.members for rank in member.ranks}
         self.ended: list[tuple[int, Deliver | Fail]] = []
         self.requests: dict[int, tuple[int, str]] = {}
@@ -241,3 +241,18 @@ def test_the_error_is_that_of_the_first() -> None:
     assert len(errors) == 3
     assert {str(error) for error in errors} == {str(errors[0])}
     assert all(isinstance(error, MismatchError) and error.field == "shape" for error in errors)
+
+
+def test_a_name_that_is_forgotten_begins_anew_without_the_failure_of_before() -> None:
+    nodes = Nodes((0, 1), limits=Limits(names_kept=1))
+    name = further("x")  # a user may call a single tensor so
+    nodes.plain(0, name)
+    nodes.submit(1, name, part(DType.FLOAT64, PLAIN, 16))
+    assert nodes.failed() == {(0, name): "MismatchError", (1, name): "MismatchError"}
+    for other in "yz":  # more than are kept
+        for rank in (0, 1):
+            nodes.plain(rank, other)
+    nodes.ended.clear()
+    for rank in (0, 1):
+        nodes.plain(rank, name)
+    assert nodes.failed() == {(0, name): "delivered", (1, name): "delivered"}

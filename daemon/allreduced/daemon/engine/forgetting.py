@@ -9,6 +9,7 @@ do frames of members that have answered already (what they send about such a nam
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from itertools import islice
 from typing import TypeAlias
 
@@ -89,6 +90,7 @@ class Forgetting:
         if not group.others:
             for name in names:
                 del group.uses[name]
+            self._forget_failures(names)
             self._context.counters["names_forgotten"] += len(names)
             return
         proposal = Forget(group.number, group.generation, self._round, tuple(names), tuple(names.values()))
@@ -166,6 +168,12 @@ class Forgetting:
         held, self.held = self.held, []
         return [one for one in held if isinstance(one, Submitted)]
 
+    def _forget_failures(self, names: Container[str]) -> None:
+        """Drop how operations of names failed that begin anew: their numbers will be those of other operations."""
+        for name, use in list(self.group.failures):
+            if name in names:
+                del self.group.failures[name, use]
+
     def _decide(self, proposal: Forget, kept: set[int]) -> None:
         """Drop the names of a proposal that nobody needs."""
         group, number = self.group, self._round
@@ -176,9 +184,7 @@ class Forgetting:
                 self._postpone(name)
             elif group.uses.pop(name, None) is not None:
                 dropped.add(name)
-        for name, use in list(group.failures):
-            if name in dropped:
-                del group.failures[name, use]
+        self._forget_failures(dropped)
         self._context.counters["names_forgotten"] += len(dropped)
         del self._proposals[number]
         self._answers.pop(number, None)

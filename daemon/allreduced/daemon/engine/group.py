@@ -168,7 +168,10 @@ class Group:
             self.outcomes[key] = Outcome(error, waiting)
 
     def told_late(self, key: tuple[str, int], rank: int) -> AllReducedError | None:
-        """Return how an operation failed before a local rank calls it, which is told once; None where it has not."""
+        """Return how an operation failed before a local rank calls it; None where it has not.
+
+        It is told once, but for parts of lists that differ: those are known while they are among the last failures.
+        """
         outcome = self.outcomes.get(key)
         if outcome is None:
             failure = self.failures.get(key)
