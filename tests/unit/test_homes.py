@@ -40,6 +40,17 @@ def test_an_address_that_refuses_while_its_agent_lives_is_no_home_until_a_link_l
     assert homes.told(OWN, "b", FROM_THERE)
 
 
+def test_another_start_of_an_agent_may_be_reached_where_the_last_one_could_not() -> None:
+    homes = Homes()
+    homes.told(OWN, "b", FROM_THERE)
+    homes.refused_while_up(OWN, 5.0)
+    homes.heard("b", 5.1)
+    homes.forget("b")
+    assert homes.home_of(OWN) is None
+    assert homes.told(OWN, "b", FROM_THERE)
+    assert homes.home_of(OWN) == "b"
+
+
 def test_a_refusal_by_an_agent_that_is_not_heard_any_more_proves_its_death() -> None:
     homes = Homes()
     homes.led_to(OWN, "b")

@@ -90,16 +90,24 @@ def test_quiet_links_get_heartbeats_and_busy_ones_do_not() -> None:
 
 def test_a_peer_with_a_shorter_timeout_gets_heartbeats_as_often_as_it_needs_them() -> None:
     liveness = up()
-    liveness.keep_pace("b", 3.0)  # longer than here
-    liveness.keep_pace("nobody", 0.1)
+    liveness.keep_pace("b", 3.0, 0.0)  # longer than here
+    liveness.keep_pace("nobody", 0.1, 0.0)
     assert liveness.next_look == 1.0
-    liveness.keep_pace("b", 0.25)
+    liveness.keep_pace("b", 0.25, 0.0)
     assert liveness.next_look == 0.25
     assert liveness.look(0.25).heartbeats == ("b",)
     assert liveness.next_look == 0.5
     liveness.link_ended("b", 0.5)
     liveness.link_up("b", 1, 0.5)  # perhaps with other settings, which it tells again
     assert liveness.look(0.75).heartbeats == ()
+
+
+def test_a_heartbeat_that_was_due_before_its_pace_was_told_is_no_stall() -> None:
+    liveness = up()
+    liveness.keep_pace("b", 0.25, 0.8)
+    assert liveness.next_look == 0.8
+    look = liveness.look(0.8)
+    assert (look.heartbeats, look.stall) == (("b",), 0.0)
 
 
 def test_a_stall_of_this_agent_is_charged_to_nobody() -> None:

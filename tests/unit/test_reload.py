@@ -214,6 +214,26 @@ async def test_a_reload_that_hangs_is_given_up_and_later_ones_work(
     assert (reloaded.reloading.note, reloaded.applied) == ("", [good])
 
 
+async def test_no_thread_for_a_reload_is_told_and_later_ones_work(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = settings("[limits]\nclients = 5\n")
+    reloaded = Reloaded(good)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _refuse)
+        await reloaded.reload()
+    failed = "the agent can start no thread to read the settings"
+    assert reloaded.reloading.note == f"reload failed, the settings from before are in force: {failed}"
+    assert f"event=reload_failed in_force=old error='{failed}" in caplog.text
+    assert "defect" not in caplog.text
+    await reloaded.reload()
+    assert (reloaded.reloading.note, reloaded.applied) == ("", [good])
+
+
+def _refuse(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 async def test_reloads_asked_for_meanwhile_are_one() -> None:
     reloaded = Reloaded(*[Settings()] * 2)
     reloaded.reloading.ask()

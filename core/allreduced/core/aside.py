@@ -10,9 +10,12 @@ import errno
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+
+MORE_THREADS: Final = "raise the limit on processes and threads (ulimit -u, pids.max of the control group)"
+"""What helps where there can be no further thread."""
 
 
 def run_aside(work: Callable[[], T], name: str) -> Future[T]:

@@ -72,3 +72,4 @@ class Homes:
         """Take note that an agent is gone for good; another start of it may be reached where it could not be."""
         self._homes = {address: other for address, other in self._homes.items() if other != node}
         self._refused = {address: refusal for address, refusal in self._refused.items() if refusal.node != node}
+        self._shut = {address: other for address, other in self._shut.items() if other != node}

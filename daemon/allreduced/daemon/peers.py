@@ -513,7 +513,7 @@ class Peers(LinkOwner):
 
     def _keep_pace(self, node: str, failure_timeout: float) -> None:
         """Send heartbeats as often as the peer needs them: it may have other settings, as while these are changed."""
-        self._liveness.keep_pace(node, heartbeat(failure_timeout))
+        self._liveness.keep_pace(node, heartbeat(failure_timeout), self.sink.now())
         self._watch.schedule()
         own = self._timing.failure_timeout
         if failure_timeout != own:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeAlias
 
-from allreduced.core.aside import run_aside
-from allreduced.core.errors import AllReducedError, ConfigError
+from allreduced.core.aside import MORE_THREADS, run_aside
+from allreduced.core.errors import AllReducedError, ConfigError, LimitExceeded
 from allreduced.daemon.reload_plan import ReloadPlan, plan_reload
 from allreduced.daemon.service_manager import ServiceManager
 from allreduced.daemon.settings import Settings
@@ -137,17 +137,21 @@ class Reloading:
         """Read everything, beside the loop, for a bounded time.
 
         :raises ConfigError: that hangs.
+        :raises LimitExceeded: there can be no further thread.
         :raises Exception: what reading raised.
         """
         self._hung = [reading for reading in self._hung if not reading.done()]
         if len(self._hung) >= MOST_HUNG:
             raise ConfigError(f"{MOST_HUNG} earlier reloads hang still, in reading the settings", hint=_HANGS)
-        reading = run_aside(self._read, "reload")
+        try:
+            reading = run_aside(self._read, "reload")
+        except OSError as error:
+            raise LimitExceeded("the agent can start no thread to read the settings", hint=MORE_THREADS) from error
         try:
             return await asyncio.wait_for(asyncio.wrap_future(reading), PATIENCE)
         except TimeoutError:
             if reading.done():
-                raise  # it is the reading's own
+                return reading.result()  # ended in the last moment, or it is the reading's own
             self._hung.append(reading)
             raise ConfigError(f"the settings could not be read within {PATIENCE:g} s", hint=_HANGS) from None
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
-from allreduced.core.aside import run_aside
+from allreduced.core.aside import MORE_THREADS, run_aside
+from allreduced.core.errors import LimitExceeded
 from allreduced.daemon.doctor.finding import Finding, problem
 
 T_co = TypeVar("T_co", covariant=True)
@@ -17,13 +18,16 @@ class Check(Generic[T_co]):
 
     ``subject``: a word for what is looked at. ``look`` gathers the facts. ``mend``: what to do where it hangs.
 
-    :raises OSError: there can be no further thread.
+    :raises LimitExceeded: there can be no further thread.
     """
 
     def __init__(self, subject: str, look: Callable[[], T_co], mend: str) -> None:
         self.subject = subject
         self._mend = mend
-        self.done: Future[T_co] = run_aside(look, f"doctor: {subject}")
+        try:
+            self.done: Future[T_co] = run_aside(look, f"doctor: {subject}")
+        except OSError as error:
+            raise LimitExceeded(f"the doctor can start no thread to look at: {subject}", hint=MORE_THREADS) from error
 
     def facts(self) -> T_co | None:
         """Return the facts; None where the look has not ended yet. Does not wait.

@@ -5,8 +5,12 @@ from __future__ import annotations
 import io
 import os
 import threading
+from typing import Final
 
 from allreduced.daemon.log.writer import Line, LineWriter
+
+_LONGEST: Final = 64 << 10
+"""Characters of a line that are kept until its end comes; what is longer goes on in parts."""
 
 
 class ErrorStream(io.TextIOBase):
@@ -46,6 +50,8 @@ class ErrorStream(io.TextIOBase):
             lines, end, self._partial = (self._partial + text).rpartition("\n")
             if end:
                 self.writer.put(Line(lines + end))
+            if len(self._partial) > _LONGEST:
+                self.flush()
         return len(text)
 
     def flush(self) -> None:

@@ -398,8 +398,10 @@ class Forming:
             if claim.group == instance.group:
                 claim.group = 0
         if isinstance(error, RankLost | PeerLost):
-            why = self._not_agreed(instance) if self._scene.unreached(instance) else error.message
-            gathering.obstacle = wording.not_formed(instance.form.key, why)
+            why, hint = error.message, error.hint
+            if self._scene.unreached(instance):
+                why, hint = self._not_agreed(instance), ""
+            gathering.obstacle = wording.not_formed(instance.form.key, why, hint)
         # Members that cannot reach each other hear of it from the proposer, which reaches all.
         if error is not None and (not source or instance.mine == 0):
             broken = Broken(instance.group, _NOT_ADMITTED, to_wire(error))

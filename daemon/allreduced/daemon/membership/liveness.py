@@ -203,12 +203,12 @@ class Liveness:
         if peer is not None and at > peer.sent:
             peer.sent = at
 
-    def keep_pace(self, node: str, heartbeat: float) -> None:
+    def keep_pace(self, node: str, heartbeat: float, now: float) -> None:
         """Take note that a peer needs a sign of life after ``heartbeat`` seconds, if that is less than here."""
         peer = self._peers.get(node)
         if peer is not None and heartbeat < peer.pace:
             peer.pace = heartbeat
-            self._look_by(peer.sent + heartbeat)
+            self._look_by(max(peer.sent + heartbeat, now))  # not earlier: a look that comes late means a stall
 
     def look(self, now: float) -> Look:
         """Look at all peers; may be called at any time."""

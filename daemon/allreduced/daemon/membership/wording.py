@@ -90,11 +90,11 @@ def not_agreed(node: str, unreached: Sequence[str], silent: Sequence[str]) -> st
     return f"the agents of {', '.join(silent)} did not agree" if silent else ""
 
 
-def not_formed(key: GroupKey, why: str) -> DeadlineExceeded:
-    """Return the error for a group whose agents did not agree in time."""
+def not_formed(key: GroupKey, why: str, hint: str = "") -> DeadlineExceeded:
+    """Return the error for a group whose agents did not agree in time. ``hint``: where ``why`` has one of its own."""
     return DeadlineExceeded(
         f"{_group(key)} did not form in time, though every rank came{'; ' if why else ''}{why}",
-        hint="every agent must reach every other one",
+        hint=hint or "every agent must reach every other one",
     )
 
 
