@@ -139,6 +139,23 @@ def test_who_gives_up_first_tells_the_others_why_their_group_did_not_form(order:
         assert f"on node {first!r}) gave up while its group gathered: {where}" in errors["a"]
 
 
+def test_a_process_that_ended_while_its_group_could_not_form_is_named_with_what_to_look_at() -> None:
+    cluster = Cluster("abc", connect=False)
+    cluster.link("a", "b")
+    cluster.link("a", "c")
+    clients = {name: cluster.join(name, rank, 3, deadline_at=30.0, pid=rank) for rank, name in enumerate("abc")}
+    cluster.deliver_all()
+    cluster.tell("c", ClientGone(clients["c"]))
+    cluster.deliver_all()
+    cluster.now = 30.0
+    cluster.tell("a", TimePassed())
+    error = cluster.error("a", clients["a"])
+    assert isinstance(error, DeadlineExceeded)
+    assert "; rank 2 (process 2 on node 'c') ended while its group gathered" in error.message
+    assert error.hint.startswith("look at the output of that process, and whether it was killed; ")
+    assert error.hint.endswith("; every agent must reach every other one")
+
+
 def test_why_a_group_did_not_form_is_no_reason_any_more_once_somebody_else_came() -> None:
     cluster = Cluster("abc", connect=False)
     cluster.link("a", "b")

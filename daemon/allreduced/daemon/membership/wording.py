@@ -91,10 +91,10 @@ def not_agreed(node: str, unreached: Sequence[str], silent: Sequence[str]) -> st
 
 
 def not_formed(key: GroupKey, why: str, hint: str = "") -> DeadlineExceeded:
-    """Return the error for a group whose agents did not agree in time. ``hint``: where ``why`` has one of its own."""
+    """Return the error for a group whose agents did not agree in time. ``hint``: what helps about ``why``, if known."""
     return DeadlineExceeded(
         f"{_group(key)} did not form in time, though every rank came{'; ' if why else ''}{why}",
-        hint=hint or "every agent must reach every other one",
+        hint=f"{hint}{'; ' if hint else ''}every agent must reach every other one",
     )
 
 
