@@ -39,8 +39,15 @@ while arguments and arguments[0].startswith("--"):
 per_node = next((int(o.split("=")[1]) for o in options if o.startswith("--ntasks-per-node=")), 2)
 hosts = os.environ["HOSTS"].split(",")
 size = per_node * len(hosts)
-number = len(os.listdir(os.environ["STEPS"]))
-open(os.path.join(os.environ["STEPS"], str(number)), "w").write(" ".join(options))
+number = 0
+while True:  # steps may start at the same time
+    try:
+        step = open(os.path.join(os.environ["STEPS"], str(number)), "x")
+        break
+    except FileExistsError:
+        number += 1
+step.write(" ".join(options))
+step.close()
 tasks = []
 for node, host in enumerate(hosts):
     for local in range(per_node):
