@@ -63,6 +63,13 @@ class Sum:
     def untouched(self) -> bool:
         return bool((self.target == -1.0).all())
 
+    def await_begin(self) -> None:
+        """Return when a thread is at it: else what is submitted next may be urgent, and come first."""
+        until = time.monotonic() + PATIENCE
+        while self.untouched:
+            assert time.monotonic() < until, "no thread took the job"
+            os.sched_yield()
+
 
 def readable(pool: Pool, timeout: float = 0.0) -> bool:
     return bool(select.select([pool.fileno()], [], [], timeout)[0])
@@ -188,6 +195,7 @@ def test_shares_get_equal_parts_of_the_threads(
         collect(pool, 3)
         blocker = Sum(PIECE // 8, sources=2000 * attempt)
         blocker.submit(pool, 0, share=9)
+        blocker.await_begin()
         works = []
         for share, priority, parts in ((1, 50, first), (2, 0, second)):
             for number, part in enumerate(parts):
